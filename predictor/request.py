@@ -1,0 +1,140 @@
+"""The nouns of the model: a request, what happens to it, and what is predicted about it.
+
+Instants and durations are seconds and end in `_s`; instants may come from any clock as long as one request sees
+only one. TTFT, TPOT and E2E are defined once, on `Timeline`. Records only: nothing here decides anything.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation as an engine sees it.
+
+    `output_tokens` is how many tokens it will produce: the truth where the request is replayed, an estimate where
+    it is predicted. Raises ValueError when a count is below 1.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(f"request {self.id!r}: prompt_tokens and output_tokens must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request entered the running batch; happens again after each preemption."""
+
+    request_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """The request lost its KV blocks and went back to the front of the queue to be computed again."""
+
+    request_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The request produced its first output token."""
+
+    request_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Each of these requests produced one further output token in the same step (one record a step, not a token)."""
+
+    request_ids: tuple[str, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request produced its last token, reported just before, and has left."""
+
+    request_id: str
+    at_s: float
+
+
+Event = Admitted | Preempted | FirstToken | Decoded | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The instants of one request; None where a thing has not happened."""
+
+    request_id: str
+    arrived_s: float
+    dispatched_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    output_tokens: int = 0
+    preemptions: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to first output token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None with fewer than two tokens."""
+        if self.first_token_s is None or self.finished_s is None or self.output_tokens < 2:
+            return None
+        return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Arrival to last output token."""
+        return None if self.finished_s is None else self.finished_s - self.arrived_s
+
+
+@dataclass(frozen=True, slots=True)
+class LengthEstimate:
+    """How many tokens an answer may have: three quantiles, and who says so.
+
+    Raises ValueError unless 0 < q10 <= q50 <= q90.
+    """
+
+    q10: int
+    q50: int
+    q90: int
+    source: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.q10 <= self.q50 <= self.q90:
+            raise ValueError(f"length quantiles must rise from above 0: {self.q10}, {self.q50}, {self.q90}")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Predicted latency of one request on one replica.
+
+    `Estimate.unknown` stands for "nobody could say". Its figures are NaN, so every comparison with them is false:
+    ask `is_known` before ranking, and fall back for all candidates alike.
+    """
+
+    unknown: ClassVar["Estimate"]
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the figures may be compared."""
+        return not math.isnan(self.e2e_s)
+
+
+Estimate.unknown = Estimate(math.nan, math.nan, math.nan)
