@@ -1,0 +1,144 @@
+"""A simulated vLLM server: an OpenAI-compatible HTTP server that runs an `Instance` on its event loop's clock.
+
+No model answers: words come from a list, and only when they come is meant to be true. `MockEngine` is for embedding
+(demos, tests; also in virtual time), `serve_mock` for a process of its own. The faces are in the `mock_*` modules;
+this one builds and wires them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from backends.mock_config import MockConfig
+from backends.mock_control import ControlFace
+from backends.mock_core import EngineCore
+from backends.mock_http import errors_middleware, key_middleware
+from backends.mock_messages import MessagesFace
+from backends.mock_metrics import Metrics
+from backends.mock_openai import OpenAiFace
+from backends.mock_pooling import PoolingFace
+from backends.mock_responses import ResponsesFace
+from backends.mock_serving import SeenRequest, Serving
+from predictor.instance import Instance
+
+__all__ = ["MockConfig", "MockEngine", "SeenRequest", "serve_mock"]
+
+_BACKLOG = 4096
+_CLOSE_TIMEOUT_S = 1.0
+
+
+class MockEngine:
+    """One simulated engine. `start` it inside the loop whose clock it shall follow; `close` cuts what still runs."""
+
+    def __init__(self, config: MockConfig) -> None:
+        self.config = config
+        self.url = ""
+        self.instance = Instance(config.profile, config.limits)
+        self._core: EngineCore | None = None
+        self._serving: Serving | None = None
+        self._responses: ResponsesFace | None = None
+        self._runner: web.AppRunner | None = None
+
+    def __repr__(self) -> str:
+        return f"<MockEngine {self.config.name} {self.url or 'not started'} {self.instance!r}>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> str:
+        """Listen, and return the base URL. OSError if the address is taken."""
+        assert self._runner is None, "started twice"
+        self._runner = web.AppRunner(
+            self._build(), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self.config.host, self.config.port, backlog=_BACKLOG).start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        port = self._runner.addresses[0][1]
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        self.url = f"http://{host}:{port}"
+        return self.url
+
+    async def close(self) -> None:
+        """Stop the engine: answers under way break off, connections close."""
+        if self._core is not None:
+            self._core.stop()
+        if self._responses is not None:
+            await self._responses.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def serving(self) -> Serving:
+        """Counters and recent requests; only once started."""
+        assert self._serving is not None, "not started"
+        return self._serving
+
+    @property
+    def requests_seen(self) -> int:
+        """Well-formed inference requests, refused ones included."""
+        return self.serving.requests_seen
+
+    @property
+    def refused(self) -> int:
+        """Requests answered 503 because the queue was full."""
+        return self.serving.refused
+
+    @property
+    def finished(self) -> int:
+        """Requests that produced all their tokens."""
+        return self.serving.finished
+
+    @property
+    def aborted(self) -> int:
+        """Requests cut short: the client went away, or an abort, pause or sleep ended them."""
+        return self.serving.aborted
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return self.serving.in_flight
+
+    @property
+    def recent(self) -> deque[SeenRequest]:
+        """The latest requests, oldest first, bounded."""
+        return self.serving.recent
+
+    def _build(self) -> web.Application:
+        config = self.config
+        metrics = Metrics(config)
+        core = EngineCore(self.instance, metrics, asyncio.get_running_loop())
+        metrics.bind(core)
+        serving = Serving(config, core)
+        self._core, self._serving = core, serving
+        middlewares: list[Middleware] = [errors_middleware]
+        if config.api_key is not None:
+            middlewares.append(key_middleware(config.api_key))
+        app = web.Application(middlewares=middlewares, client_max_size=config.request_bytes_max)
+        app.add_routes(ControlFace(config, core, serving, metrics).routes())
+        if config.pooling:
+            app.add_routes(PoolingFace(serving).routes())
+        else:
+            self._responses = ResponsesFace(serving)
+            for face in (OpenAiFace(serving), MessagesFace(serving), self._responses):
+                app.add_routes(face.routes())
+        return app
+
+
+async def serve_mock(config: MockConfig, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until cancelled; `on_ready` is told the base URL once the engine listens."""
+    async with MockEngine(config) as engine:
+        if on_ready is not None:
+            on_ready(engine.url)
+        await asyncio.get_running_loop().create_future()

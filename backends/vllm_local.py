@@ -1,0 +1,179 @@
+"""Runs a vLLM server on this machine's CPU: for `gateway demo --real` and for the engine tests.
+
+A child process in a group of its own; this process never imports vLLM. Nothing here decides where requests go.
+The settings keep one server small (about 2 GB, one busy core): no warm-up, no compilation, 96 KV blocks of 128
+tokens. vLLM spawns two more processes, so signals always go to the whole group.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_HOST = "127.0.0.1"
+_TAIL_BYTES = 4096
+_PROBE_GAP_S = 0.2
+_PROBE_TIMEOUT_S = 2.0
+_SETUP = "tests/engine/setup.sh"
+
+
+class LocalVllmError(RuntimeError):
+    """The engine is not installed, died, or did not get ready in time. The text says what to do or what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmLaunch:
+    """How one server is started: interpreter of the engine's environment, checkpoint folder, name and port.
+
+    `extra_args` come last, so they override the defaults (vLLM takes the last value of an option).
+    """
+
+    python: Path
+    model_dir: Path
+    served_name: str
+    port: int
+    extra_args: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Base URL, without `/v1`."""
+        return f"http://{_HOST}:{self.port}"
+
+    def command(self) -> tuple[str, ...]:
+        """The program and its arguments. The console command `vllm` does not work in the CPU package, the module does."""
+        return (
+            str(self.python),
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--host", _HOST, "--port", str(self.port)),
+            *("--model", str(self.model_dir), "--served-model-name", self.served_name),
+            *("--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
+            # A number of blocks, since the memory of VLLM_CPU_KVCACHE_SPACE is counted in whole GiB and touched at once.
+            *("--enforce-eager", "--num-gpu-blocks-override", "96"),
+            *self.extra_args,
+        )
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The child's environment: what is inherited, and settings without which several servers share cores badly."""
+        return {
+            **inherited,
+            "VLLM_CPU_CI_ENV": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            # The directory that we are started from must not shadow the engine's packages.
+            "PYTHONSAFEPATH": "1",
+        }
+
+
+def find_engine(environment_dir: Path, models_dir: Path, model: str = "smollm2") -> tuple[Path, Path]:
+    """(interpreter, checkpoint folder) as tests/engine/setup.sh leaves them. Raises LocalVllmError with the remedy."""
+    python = environment_dir / "bin" / "python"
+    checkpoint = models_dir / model
+    missing = [
+        str(p) for p in (environment_dir / ".leeway-stamp", python, checkpoint / "config.json") if not p.exists()
+    ]
+    if missing:
+        raise LocalVllmError(
+            f"The real engine is not installed (missing: {', '.join(missing)}).\n"
+            f"From a checkout of the project run: {_SETUP} {environment_dir} {models_dir}\n"
+            "It needs about 2.6 GB of disk and a few minutes, once."
+        )
+    return python.absolute(), checkpoint.absolute()
+
+
+class LocalVllm:
+    """One server process: start it, wait for it, stop it. Can be started again after it has ended."""
+
+    def __init__(self, launch: VllmLaunch, log_path: Path, inherited: Mapping[str, str]) -> None:
+        self.launch = launch
+        self.log_path = log_path
+        self._inherited = dict(inherited)
+        self._process: asyncio.subprocess.Process | None = None
+
+    def __repr__(self) -> str:
+        state = "not started" if self._process is None else f"pid {self._process.pid}"
+        if self._process is not None and self._process.returncode is not None:
+            state = f"ended with {self._process.returncode}"
+        return f"LocalVllm({self.launch.served_name} at {self.launch.url}, {state})"
+
+    @property
+    def running(self) -> bool:
+        """Whether the API server process is there (it may not be ready yet)."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start the process; its output goes to the end of the log file."""
+        assert not self.running, f"{self!r} is already running"
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.launch.command(),
+                env=self.launch.environment(self._inherited),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def wait_ready(self, timeout_s: float = 300.0) -> None:
+        """Return once /health answers 200. Raises LocalVllmError if the process ends first or the time is over."""
+        assert self._process is not None, "start() first"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._healthy():
+                    if await self._ends_within(_PROBE_GAP_S):
+                        code = self._process.returncode
+                        raise LocalVllmError(f"vLLM ended with {code} before it was ready.{self._log_tail()}")
+        except TimeoutError:
+            raise LocalVllmError(f"vLLM was not ready after {timeout_s:.0f} s.{self._log_tail()}") from None
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """End it and what it spawned: SIGTERM, after `grace_s` SIGKILL. Does nothing if it is not running."""
+        if self.running:
+            self._signal(signal.SIGTERM)
+            await self._ends_within(grace_s)
+        # Also when the API server has gone by itself: its engine processes may have been left behind.
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL the whole group at once, as a crash of the machine would."""
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    async def _ends_within(self, seconds: float) -> bool:
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _healthy(self) -> bool:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(_HOST, self.launch.port)
+                try:
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    status = await reader.readline()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
+        return status.split(b" ")[1:2] == [b"200"]
+
+    def _log_tail(self) -> str:
+        with self.log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+        return f" The end of {self.log_path}:\n{text}"
