@@ -1,0 +1,60 @@
+"""What the gateway asks of an engine adapter, and the errors that adapters speak in. Pure.
+
+Foreign exceptions are mapped to ProbeFailedError once, at the boundary (control_http.py). The relay moves the bytes of
+requests itself; adapters only identify, probe and (later) act on an engine.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import orjson
+
+Kind = Literal["unknown", "generate", "pooling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What probing found out about a backend. `max_model_len` in tokens, 0 when unknown."""
+
+    engine: str
+    version: str = ""
+    models: tuple[str, ...] = ()
+    kind: Kind = "unknown"
+    max_model_len: int = 0
+
+
+class ProbeFailedError(Exception):
+    """A control request failed; the message may be shown to an operator, never to a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer on the control path; `body` is bounded by the caller's limit."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> dict[str, object]:
+        """The body as a JSON object. Raises ProbeFailedError."""
+        try:
+            parsed = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            raise ProbeFailedError("the answer is not JSON") from None
+        if not isinstance(parsed, dict):
+            raise ProbeFailedError("the answer is not a JSON object")
+        return parsed
+
+
+class ControlHttp(Protocol):
+    """Control requests to one backend. Raises ProbeFailedError on anything but an HTTP answer."""
+
+    async def get(self, path: str) -> Reply: ...
+    async def post(self, path: str, body: dict[str, object]) -> Reply: ...
+
+
+class Adapter(Protocol):
+    """One kind of engine."""
+
+    async def identify(self, http: ControlHttp) -> Identity: ...
+    async def check(self, http: ControlHttp) -> None: ...
+    async def generates(self, http: ControlHttp, model: str) -> bool: ...

@@ -1,0 +1,53 @@
+"""Any server with the OpenAI face: the least that an engine must offer, and the base of the other adapters. Shell."""
+
+from backends.base import ControlHttp, Identity, Kind, ProbeFailedError, Reply
+
+
+def ok(reply: Reply, what: str) -> Reply:
+    """`reply` if it is a 2xx, else ProbeFailedError."""
+    if not 200 <= reply.status < 300:
+        raise ProbeFailedError(f"{what} answered {reply.status}")
+    return reply
+
+
+def listed_models(reply: Reply) -> tuple[tuple[str, ...], int, str]:
+    """(model ids, least max_model_len or 0, owner) from a /v1/models answer. Raises ProbeFailedError."""
+    data = reply.json().get("data")
+    if not isinstance(data, list):
+        raise ProbeFailedError("/v1/models holds no list")
+    ids, lengths, owner = [], [], ""
+    for card in data[:4096]:
+        if isinstance(card, dict) and isinstance(card.get("id"), str):
+            ids.append(card["id"])
+            owner = owner or str(card.get("owned_by") or "")
+            if type(card.get("max_model_len")) is int:
+                lengths.append(card["max_model_len"])
+    return tuple(ids), min(lengths, default=0), owner
+
+
+class OpenAIAdapter:
+    """Identity and health by GET /v1/models; liveness of generation by one token."""
+
+    engine = "openai"
+
+    async def identify(self, http: ControlHttp) -> Identity:
+        """What the server is. Raises ProbeFailedError."""
+        models, length, _ = listed_models(ok(await http.get("/v1/models"), "/v1/models"))
+        return Identity(self.engine, await self.version(http), models, await self.kind(http), length)
+
+    async def version(self, http: ControlHttp) -> str:
+        """The engine's version, "" when it does not say."""
+        return ""
+
+    async def kind(self, http: ControlHttp) -> Kind:
+        """Whether it generates or pools."""
+        return "unknown"
+
+    async def check(self, http: ControlHttp) -> None:
+        """One health probe. Raises ProbeFailedError."""
+        ok(await http.get("/v1/models"), "/v1/models")
+
+    async def generates(self, http: ControlHttp, model: str) -> bool:
+        """Whether one token comes out: the proof that a wedged server works again."""
+        body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        return 200 <= (await http.post("/v1/chat/completions", body)).status < 500

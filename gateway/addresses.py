@@ -1,0 +1,27 @@
+"""What a backend's address may look like. Pure: nothing is resolved or fetched here."""
+
+from urllib.parse import urlsplit
+
+ALLOWED_LOW_PORTS = (80, 443)
+
+
+class AddressError(ValueError):
+    """The URL can't be a backend's; the text says why."""
+
+
+def check_url(url: str, guarded: bool) -> None:
+    """Raises AddressError unless `url` is a plain http(s) base URL. `guarded`: for URLs that come by REST."""
+    if any(c in url for c in "\\ \t\r\n#?") or not url.isascii() or not url.isprintable():
+        raise AddressError("The URL holds characters that a base URL cannot have.")
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+        host = parts.hostname
+    except ValueError:
+        raise AddressError("The URL's host or port is malformed.") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise AddressError("The URL must be http://host[:port] or https://host[:port].")
+    if parts.username is not None or parts.password is not None:
+        raise AddressError("Credentials do not belong in the URL; use api_key.")
+    if guarded and port is not None and port < 1024 and port not in ALLOWED_LOW_PORTS:
+        raise AddressError("Ports below 1024 are not allowed, but for 80 and 443.")

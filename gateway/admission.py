@@ -1,0 +1,116 @@
+"""The bounded FIFO in front of the backends, the retry budget, and the waits that refusals announce. Pure.
+
+Later work replaces the order by budget tiers; the surface (push, remove, ready, refusal figures) stays.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from gateway.config import Queue, Retry
+
+Item = TypeVar("Item")
+
+
+class WaitingLine(Generic[Item]):
+    """First come, first served per model, over all models together bounded by `queue.size`."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._lines: dict[str, deque[Item]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def full(self) -> bool:
+        return self._count >= self._queue.size
+
+    def push(self, model: str, item: Item) -> None:
+        """Join the line of `model`. The caller has checked `full`."""
+        assert not self.full
+        self._lines.setdefault(model, deque()).append(item)
+        self._count += 1
+
+    def remove(self, model: str, item: Item) -> bool:
+        """Leave the line (client gone, timed out). False when not in it."""
+        line = self._lines.get(model)
+        if line is None or item not in line:
+            return False
+        line.remove(item)
+        self._left(model, line)
+        return True
+
+    def release(self, model: str, place: Callable[[Item], bool]) -> None:
+        """Offer the head of the line until `place` declines one."""
+        line = self._lines.get(model)
+        while line:
+            item = line[0]
+            if not place(item):
+                return
+            if line and line[0] is item:
+                line.popleft()
+                self._left(model, line)
+
+    def models(self) -> tuple[str, ...]:
+        """Models somebody waits for."""
+        return tuple(self._lines)
+
+    def waiting(self, model: str) -> int:
+        """How many wait for `model`."""
+        return len(self._lines.get(model, ()))
+
+    def _left(self, model: str, line: deque[Item]) -> None:
+        self._count -= 1
+        if not line:
+            self._lines.pop(model, None)
+
+
+class DrainRate:
+    """How fast requests leave, as an exponentially weighted rate; gives the expected wait of a refused one."""
+
+    __slots__ = ("_last_s", "_rate_per_s")
+    HALF_LIFE_S = 10.0
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+        self._rate_per_s = 0.0
+
+    def left(self, now_s: float) -> None:
+        """One request finished."""
+        weight = 0.5 ** ((now_s - self._last_s) / self.HALF_LIFE_S)
+        self._rate_per_s = self._rate_per_s * weight + 0.6931 / self.HALF_LIFE_S
+        self._last_s = now_s
+
+    def rate_per_s(self, now_s: float) -> float:
+        """Finished requests per second, lately."""
+        return self._rate_per_s * 0.5 ** ((now_s - self._last_s) / self.HALF_LIFE_S)
+
+    def retry_after_s(self, waiting: int, now_s: float) -> int:
+        """Seconds until a line of `waiting` has drained, 1 to 60; 1 when nothing is known."""
+        rate = self.rate_per_s(now_s)
+        return 1 if rate <= 0.01 else max(1, min(60, round((waiting + 1) / rate)))
+
+
+class RetryBudget:
+    """A token bucket filled by `ratio` per request: second attempts stay a small share of the traffic."""
+
+    __slots__ = ("_ratio", "_size", "_tokens")
+
+    def __init__(self, retry: Retry) -> None:
+        self._ratio = retry.ratio
+        self._size = float(retry.burst)
+        self._tokens = float(retry.burst)
+
+    def request(self) -> None:
+        """A first attempt went out."""
+        tokens = self._tokens + self._ratio
+        self._tokens = min(self._size, tokens)
+
+    def spend(self) -> bool:
+        """Take one second attempt, if there is one."""
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True

@@ -1,0 +1,171 @@
+"""The last phase: a backend's answer on its way to the client, byte for byte, in our own framing.
+
+Nothing goes out before the status line and, on streams, the first whole event. Short answers are held until they are
+whole, so that one which breaks can still become a clean error. Shell only by writing to the client's connection.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from gateway.accounts import Account
+from gateway.api import Route
+from gateway.relay.heads import response_head
+from gateway.relay.http1 import LAST_CHUNK, RequestHead, ResponseHead, chunk
+from gateway.relay.sse import EventFramer, StreamWatch, error_event, find_tokens
+
+if TYPE_CHECKING:
+    from gateway.relay.downstream import ClientConnection
+    from gateway.server import DataPlane
+
+Progress = Literal["more", "done", "cut"]
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+_SSE_EXTRA = b"x-accel-buffering: no\r\n"
+_NO_CACHE = b"cache-control: no-cache\r\n"
+TOKENS_TAIL_BYTES = 4096
+
+
+class Answer:
+    """One response being relayed. `head_out`: something has reached the client, so only a stream error can follow."""
+
+    __slots__ = ("_account", "_by_close", "_choices", "_chunked", "_client", "_framer", "_held", "_held_bytes", "_plane", "_request",
+                 "_response", "_route", "_watch", "head_out")  # fmt: skip
+
+    def __init__(
+        self,
+        plane: "DataPlane",
+        client: "ClientConnection",
+        account: Account,
+        request: RequestHead,
+        response: ResponseHead,
+        route: Route,
+        choices: int,
+        strip_usage: bool,
+    ) -> None:
+        self._plane = plane
+        self._client = client
+        self._account = account
+        self._request = request
+        self._response = response
+        self._route = route
+        self._choices = choices
+        self._framer: EventFramer | None = None
+        self._watch: StreamWatch | None = None
+        if response.is_sse and b"content-encoding" not in response.values:
+            self._framer = EventFramer(plane.limits.event_hold_bytes)
+            self._watch = StreamWatch(route.face, strip_usage)
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._chunked = False
+        self._by_close = False
+        self.head_out = False
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the client's connection may go on after this answer."""
+        return self._request.keep_alive and not self._by_close and not self._plane.draining
+
+    def relay(self, data: bytes, ended: bool) -> Progress:
+        """What one read from the backend brought. `cut`: it ended, but not as a whole answer."""
+        if self._framer is not None:
+            return self._relay_events(data, ended)
+        return self._relay_plain(data, ended)
+
+    def _relay_events(self, data: bytes, ended: bool) -> Progress:
+        framer, watch = self._framer, self._watch
+        assert framer is not None
+        assert watch is not None
+        out = watch.see(framer.feed(data)) if data else b""
+        if not ended:
+            if out:
+                self._write(out)
+            return "more"
+        tail = framer.rest()
+        if tail:
+            tail = watch.see(tail)
+        if watch.complete(self._choices):
+            self._finish(out + tail)
+            return "done"
+        if out:
+            self._write(out)
+        return "cut"
+
+    def _relay_plain(self, data: bytes, ended: bool) -> Progress:
+        if not ended:
+            if not data:
+                return "more"
+            if self.head_out:
+                self._held = [data]  # the tail, for the token counts at the end
+                self._write(data)
+                return "more"
+            self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > self._plane.limits.answer_hold_bytes:
+                held = b"".join(self._held)
+                self._held = [held[-TOKENS_TAIL_BYTES:]]
+                self._write(held)
+            return "more"
+        if self.head_out:
+            tail = (self._held[-1] if self._held else b"") + data
+        else:
+            data = tail = b"".join((*self._held, data)) if self._held else data
+        account = self._account
+        account.prompt_tokens, account.output_tokens = find_tokens(tail[-TOKENS_TAIL_BYTES:])
+        self._finish(data)
+        return "done"
+
+    def fail(self, code: str, message: str) -> bool:
+        """Tell the client inside the stream. False when only the broken connection can tell (part of an event is out)."""
+        framer = self._framer
+        if framer is None or framer.broken:
+            return False
+        event = error_event(self._route.face, code, message)
+        self._client.write(chunk(event) if self._chunked else event)
+        return True
+
+    def account(self) -> bool:
+        """Fill in what the stream showed. True when the backend itself reported an error in it."""
+        watch, account = self._watch, self._account
+        if watch is None:
+            return False
+        account.events = watch.events
+        account.prompt_tokens, account.output_tokens = watch.prompt_tokens, watch.output_tokens
+        return watch.errored
+
+    # -- writing
+
+    def _head_bytes(self, whole_length: int) -> bytes:
+        response, old = self._response, self._request.old
+        self.head_out = True
+        extra = self._plane.answer_lines(self._account)
+        bodiless = response.status == 204 or response.status == 304
+        if self._framer is not None:
+            extra += _SSE_EXTRA if b"cache-control" in response.values else _SSE_EXTRA + _NO_CACHE
+        length = response.values.get(b"content-length")
+        if self._framer is None and length is not None:
+            framing = b"content-length: %b\r\n" % length
+        elif self._framer is None and whole_length >= 0 and not bodiless:
+            framing = b"content-length: %d\r\n" % whole_length
+        elif bodiless:
+            framing = b""
+        elif old:
+            framing, self._by_close = b"", True
+        else:
+            framing, self._chunked = _CHUNKED, True
+        return response_head(response, extra, framing, self.keep_alive, old)
+
+    def _write(self, data: bytes) -> None:
+        self._account.answer_bytes += len(data)
+        if self.head_out:
+            self._client.write(chunk(data) if self._chunked else data)
+        else:
+            head = self._head_bytes(-1)
+            self._client.write(head + (chunk(data) if self._chunked else data))
+
+    def _finish(self, data: bytes) -> None:
+        self._account.answer_bytes += len(data)
+        head = b"" if self.head_out else self._head_bytes(len(data))
+        if self._chunked:
+            head += (chunk(data) if data else b"") + LAST_CHUNK
+        else:
+            head += data
+        if head:
+            self._client.write(head)

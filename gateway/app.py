@@ -1,0 +1,131 @@
+"""The composition root of a serving process: the only place that constructs and wires. Shell.
+
+Order of birth: log, data plane, backends, data listener, then the control listener, which is not needed for the first
+answer. SIGTERM drains, a second one ends; SIGHUP reloads.
+"""
+
+import asyncio
+import gc
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from random import Random
+
+from gateway.config import GatewayConfig
+from gateway.logs import LineWriter, Logs
+from gateway.operations import OperationError, Operations
+from gateway.server import DataPlane
+from gateway.store import BackendStore
+from gateway.upkeep import Upkeep
+
+Load = Callable[[], GatewayConfig]
+
+
+class App:
+    """A running gateway. `start`, then `run_until_signal` or `close`."""
+
+    def __init__(self, config: GatewayConfig, load: Load | None = None, log_fd: int = 1) -> None:
+        self._config = config
+        self._load = load
+        self._log_fd = log_fd
+        self.admin_key = ""
+
+    async def start(self) -> None:
+        """Open everything. Raises OSError when a listener's address is taken."""
+        config, loop = self._config, asyncio.get_running_loop()
+        self._writer = LineWriter(self._log_fd, config.log.queue_lines)
+        self.logs = Logs(config.log, self._writer)
+        # uvloop's own clock has steps of 1 ms; both count from the same origin
+        now = time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
+        self.plane = DataPlane(config, self.logs, Random(secrets.randbits(64)), loop, now)
+        self._store = BackendStore(config.admin.state_file)
+        self._upkeep = Upkeep(self.plane)
+        self.operations = Operations(self.plane, self._upkeep, self._store, self._load)
+        await self.plane.listen()
+        self.operations.start()
+        self.admin_key, made = admin_key(config)
+        from gateway.admin import ControlPlane  # late: the first answer does not need it
+
+        self._control = ControlPlane(self.operations, self.admin_key)
+        await self._control.start()
+        self.logs.event("info", "listening", data=f"port {self.plane.port}", control=f"port {self._control.port}")
+        if made:
+            where = f"kept in {config.admin.key_file}" if config.admin.key_file else "for this run only"
+            print(f"admin key ({where}): {self.admin_key}", file=sys.stderr, flush=True)
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def control_port(self) -> int:
+        """The control listener's port."""
+        return self._control.port
+
+    async def run_until_signal(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain."""
+        loop = asyncio.get_running_loop()
+        ending = asyncio.Event()
+        now = asyncio.Event()
+
+        def end() -> None:
+            (now if ending.is_set() else ending).set()
+
+        loop.add_signal_handler(signal.SIGTERM, end)
+        loop.add_signal_handler(signal.SIGINT, end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        await ending.wait()
+        self.logs.event("info", "draining", limit_s=self.plane.timeouts.drain_s, busy=self.plane.busy)
+        drain = asyncio.create_task(self.plane.drain(self.plane.timeouts.drain_s))
+        stop = asyncio.create_task(now.wait())
+        await asyncio.wait((drain, stop), return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, stop):
+            task.cancel()
+        await asyncio.gather(drain, stop, return_exceptions=True)
+
+    def _reload(self) -> None:
+        try:
+            self.operations.reload()
+        except OperationError:
+            return  # reload() has logged it; the old configuration serves on
+
+    async def close(self) -> None:
+        """Close everything, in the order of dependence."""
+        await self._control.close()
+        await self._upkeep.close()
+        await self.plane.close()
+        self._store.close()
+        self.logs.event("info", "stopped")
+        self._writer.close()
+
+
+def admin_key(config: GatewayConfig) -> tuple[str, bool]:
+    """(the admin key, whether it was made just now). A made one is kept in `key_file` (mode 0600), if that is set."""
+    if config.admin.key:
+        return config.admin.key, False
+    key = "leeway-admin-" + secrets.token_urlsafe(24)
+    if config.admin.key_file:
+        fd = os.open(config.admin.key_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(key + "\n")
+    return key, True
+
+
+async def _serve(config: GatewayConfig, load: Load | None) -> None:
+    app = App(config, load)
+    await app.start()
+    try:
+        await app.run_until_signal()
+    finally:
+        await app.close()
+
+
+def serve(config: GatewayConfig, load: Load | None) -> None:
+    """Run a gateway until it is told to end. Raises OSError when an address is taken."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_serve(config, load))
+    else:
+        uvloop.run(_serve(config, load))

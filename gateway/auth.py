@@ -1,0 +1,55 @@
+"""Client keys: known by hash, compared in constant time, refused all alike. Pure.
+
+The digest of what the client sent is looked up among digests: the time of a dict look-up on SHA-256 output tells
+nothing about a key's text, and the final comparison is hmac.compare_digest. The key itself is never kept.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from gateway.config import KeySpec
+
+
+@dataclass(slots=True)
+class Client:
+    """Who sends: a configured key, or the one nameless client of an open gateway."""
+
+    spec: KeySpec
+    in_flight: int = 0
+
+
+class Keyring:
+    """All client keys. Without any, everybody is let in as one client."""
+
+    def __init__(self, keys: tuple[KeySpec, ...]) -> None:
+        self._clients = {bytes.fromhex(key.sha256): Client(key) for key in keys}
+        self._open = Client(KeySpec(sha256="", name="anonymous")) if not keys else None
+
+    def find(self, authorization: bytes | None, api_key: bytes | None) -> Client | None:
+        """The client behind `Authorization: Bearer` or `x-api-key`, or None."""
+        if self._open is not None:
+            return self._open
+        if authorization is not None and authorization[:7].lower() == b"bearer ":
+            sent = authorization[7:].strip()
+        elif api_key is not None:
+            sent = api_key.strip()
+        else:
+            return None
+        if len(sent) > 1024:
+            return None
+        digest = hashlib.sha256(sent).digest()
+        client = self._clients.get(digest)
+        if client is None or not hmac.compare_digest(digest.hex(), client.spec.sha256):
+            return None
+        return client
+
+    def adopt(self, other: "Keyring") -> None:
+        """Take over the in-flight counts of the keys that stay (a reload)."""
+        for digest, client in self._clients.items():
+            before = other._clients.get(digest)
+            if before is not None:
+                before.spec = client.spec
+                self._clients[digest] = before
+        if self._open is not None and other._open is not None:
+            self._open = other._open

@@ -1,0 +1,200 @@
+"""The gateway's configuration as frozen records: what every module below the root is handed.
+
+No parsing and no environment here (config_file.py does both), so the serving process and its tests can build
+records without the settings library. Defaults stand here once; config_file.py and gateway.toml repeat none of them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+EngineName = Literal["auto", "vllm", "sglang", "openai"]
+PolicyName = Literal["po2", "random", "round_robin", "least_request", "min_qpm", "consistent_hash"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Addresses are `host:port`; an IPv6 host stands in brackets."""
+
+    data: str = "127.0.0.1:8080"
+    control: str = "127.0.0.1:8081"
+    backlog: int = 4096
+    reuse_port: bool = False
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """One engine server, as declared in TOML or added by REST."""
+
+    name: str
+    url: str
+    engine: EngineName = "auto"
+    models: tuple[str, ...] = ()
+    weight: float = 1.0
+    labels: tuple[tuple[str, str], ...] = ()
+    api_key: str = field(default="", repr=False)
+    max_in_flight: int = 1024
+    declared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """How requests for one model are placed; `*` is the rule for every model without its own."""
+
+    name: str
+    policy: PolicyName = "po2"
+    d: int = 2
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """0 = no limit. Rates are recorded with the key; concurrency is enforced."""
+
+    concurrent: int = 0
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """A client key, known only by the SHA-256 of its text (lower-case hex)."""
+
+    sha256: str = field(repr=False)
+    name: str = ""
+    class_name: str = "default"
+    weight: float = 1.0
+    limits: KeyLimits = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on everything that a client or a peer can grow."""
+
+    head_bytes: int = 65536
+    headers: int = 128
+    url_bytes: int = 8192
+    body_bytes: int = 67_108_864
+    bodies_bytes: int = 1_073_741_824
+    connections: int = 16384
+    pipelined: int = 16
+    json_depth: int = 1024
+    n: int = 128
+    parse_bytes: int = 262_144
+    event_hold_bytes: int = 65536
+    answer_hold_bytes: int = 65536
+    write_buffer_bytes: int = 262_144
+    response_ids: int = 16384
+    model_labels: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. `head_s` and `body_*` guard against slow clients, the rest against slow backends."""
+
+    head_s: float = 10.0
+    body_stall_s: float = 15.0
+    body_min_bytes_per_s: int = 1024
+    keep_alive_s: float = 75.0
+    connect_s: float = 3.0
+    first_byte_s: float = 300.0
+    unary_s: float = 1800.0
+    idle_s: float = 90.0
+    total_s: float = 3600.0
+    write_stall_s: float = 300.0
+    drain_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The bounded waiting line in front of the backends."""
+
+    size: int = 1024
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Second attempts, only for what provably did not run: at most `ratio` of recent requests plus `burst`."""
+
+    attempts: int = 2
+    ratio: float = 0.1
+    burst: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Active probes, and the breaker fed by real traffic."""
+
+    interval_s: float = 1.0
+    timeout_s: float = 2.0
+    failures: int = 3
+    wedge_s: float = 120.0
+    poison_ttl_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Connections to one backend: how many idle ones are kept, and for how long at most."""
+
+    idle_connections: int = 4096
+    idle_s: float = 30.0
+    unproven_idle_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Structured lines on standard output; `access` is one line per request, without prompts or keys."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    access: bool = True
+    queue_lines: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The control plane. `networks` and `ports` bound what a backend address may be."""
+
+    key: str = field(default="", repr=False)
+    key_file: str = ""
+    state_file: str = ""
+    networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+    backends_max: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Everything `gateway serve` needs; built by config_file.load or by hand in tests."""
+
+    listen: Listen = Listen()
+    backends: tuple[BackendSpec, ...] = ()
+    models: tuple[ModelSpec, ...] = ()
+    keys: tuple[KeySpec, ...] = ()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    queue: Queue = Queue()
+    retry: Retry = Retry()
+    health: Health = Health()
+    pool: Pool = Pool()
+    log: Log = Log()
+    admin: Admin = Admin()
+    usage: Literal["ask", "off"] = "ask"
+
+    def model(self, name: str) -> ModelSpec:
+        """The rule for a model: its own, else the one named `*`, else the defaults."""
+        fallback = ModelSpec(name)
+        for spec in self.models:
+            if spec.name == name:
+                return spec
+            if spec.name == "*":
+                fallback = spec
+        return fallback
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` -> (host, port). Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not host:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)

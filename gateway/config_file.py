@@ -1,0 +1,346 @@
+"""gateway.toml and the environment into config records: all errors at once, each with file, key and reason. Shell.
+
+Precedence: environment (`LEEWAY_SECTION__KEY`) over file over defaults. Secrets may be given as files (`*_file`). This
+module is the only one that imports the settings library; the records that it builds do not.
+"""
+
+import dataclasses
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from gateway import config as records
+from gateway.addresses import check_url
+from gateway.config import (
+    BackendSpec,
+    EngineName,
+    GatewayConfig,
+    KeyLimits,
+    KeySpec,
+    ModelSpec,
+    PolicyName,
+    split_address,
+)
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the text lists every problem, one a line."""
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _url(text: str) -> str:
+    check_url(text, guarded=False)
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Url = Annotated[str, AfterValidator(_url)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class BackendSection(_Section):
+    """One [[backends]] table."""
+
+    name: Name
+    url: Url
+    engine: EngineName = "auto"
+    models: list[ModelName] = Field(default_factory=list, max_length=4096)
+    weight: float = Field(1.0, gt=0, le=1000)
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    api_key: SecretStr = SecretStr("")
+    api_key_file: str = ""
+    max_in_flight: int = Field(1024, ge=1, le=1_000_000)
+
+    def record(self, declared: bool = True) -> BackendSpec:
+        """As the gateway uses it. Raises ValueError when the key file can't be read."""
+        return BackendSpec(
+            name=self.name,
+            url=self.url.rstrip("/"),
+            engine=self.engine,
+            models=tuple(self.models),
+            weight=self.weight,
+            labels=tuple(sorted(self.labels.items())),
+            api_key=_secret(self.api_key, self.api_key_file),
+            max_in_flight=self.max_in_flight,
+            declared=declared,
+        )
+
+
+class ModelSection(_Section):
+    """One [models.NAME] table."""
+
+    policy: PolicyName = "po2"
+    d: int = Field(2, ge=1, le=1024)
+    aliases: list[ModelName] = Field(default_factory=list, max_length=256)
+
+
+class KeyLimitsSection(_Section):
+    """limits = {...} of a key."""
+
+    concurrent: int = Field(0, ge=0)
+    requests_per_min: int = Field(0, ge=0)
+    tokens_per_min: int = Field(0, ge=0)
+
+
+class KeySection(_Section):
+    """One [[keys]] table."""
+
+    sha256: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
+    name: str = Field("", max_length=64)
+    class_: Name = Field("default", alias="class")
+    weight: float = Field(1.0, gt=0, le=1000)
+    limits: KeyLimitsSection = KeyLimitsSection()
+
+    def record(self) -> KeySpec:
+        """As the gateway uses it."""
+        return KeySpec(self.sha256.lower(), self.name, self.class_, self.weight, KeyLimits(**self.limits.model_dump()))
+
+
+def _section(record: type, ranges: dict[str, tuple[float, float]], types: dict[str, Any] | None = None) -> Any:
+    """A settings model with a record's fields and defaults, and the ranges given."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        kind = (types or {}).get(field.name, field.type)
+        if field.name in ranges:
+            low, high = ranges[field.name]
+            fields[field.name] = (kind, Field(field.default, ge=low, le=high))
+        else:
+            fields[field.name] = (kind, field.default)
+    return create_model(record.__name__ + "Section", __base__=_Section, **fields)
+
+
+DAY_S = 86400.0
+ListenSection = _section(records.Listen, {"backlog": (1, 65535)}, {"data": Address, "control": Address})
+LimitsSection = _section(
+    records.Limits,
+    {
+        "head_bytes": (1024, 1 << 20),
+        "headers": (8, 1024),
+        "url_bytes": (256, 65536),
+        "body_bytes": (1024, 1 << 31),
+        "bodies_bytes": (1 << 20, 1 << 40),
+        "connections": (1, 1 << 20),
+        "pipelined": (1, 1024),
+        "json_depth": (16, 1024),
+        "n": (1, 4096),
+        "parse_bytes": (1024, 1 << 20),
+        "event_hold_bytes": (1024, 1 << 24),
+        "answer_hold_bytes": (0, 1 << 24),
+        "write_buffer_bytes": (16384, 1 << 20),
+        "response_ids": (0, 1 << 24),
+        "model_labels": (1, 4096),
+    },
+)
+TimeoutsSection = _section(
+    records.Timeouts,
+    {f.name: (0.05, DAY_S) for f in dataclasses.fields(records.Timeouts) if f.name != "body_min_bytes_per_s"}
+    | {"body_min_bytes_per_s": (0, 1 << 30)},
+)
+QueueSection = _section(records.Queue, {"size": (0, 1_000_000), "timeout_s": (0.0, DAY_S)})
+RetrySection = _section(records.Retry, {"attempts": (1, 10), "ratio": (0.0, 1.0), "burst": (0, 10_000)})
+HealthSection = _section(
+    records.Health,
+    {
+        "interval_s": (0.05, 3600.0),
+        "timeout_s": (0.05, 60.0),
+        "failures": (1, 100),
+        "wedge_s": (0.5, DAY_S),
+        "poison_ttl_s": (0.0, DAY_S),
+    },
+)
+PoolSection = _section(
+    records.Pool, {"idle_connections": (0, 1 << 20), "idle_s": (0.0, 3600.0), "unproven_idle_s": (0.0, 3600.0)}
+)
+LogSection = _section(records.Log, {"queue_lines": (1, 10_000_000)})
+
+
+class AdminSection(_Section):
+    """[admin]"""
+
+    key: SecretStr = SecretStr("")
+    key_file: str = ""
+    state_file: str = ""
+    networks: list[str] = list(records.Admin().networks)
+    backends_max: int = Field(1024, ge=1, le=100_000)
+
+    @model_validator(mode="after")
+    def _networks_parse(self) -> "AdminSection":
+        from ipaddress import ip_network
+
+        for network in self.networks:
+            ip_network(network)
+        return self
+
+
+class GatewaySettings(BaseSettings):
+    """The whole file."""
+
+    model_config = SettingsConfigDict(env_prefix="LEEWAY_", env_nested_delimiter="__", extra="forbid", case_sensitive=False)
+
+    listen: ListenSection = ListenSection()  # type: ignore[valid-type]
+    backends: list[BackendSection] = Field(default_factory=list, max_length=100_000)
+    models: dict[ModelName, ModelSection] = Field(default_factory=dict, max_length=4096)
+    keys: list[KeySection] = Field(default_factory=list, max_length=100_000)
+    limits: LimitsSection = LimitsSection()  # type: ignore[valid-type]
+    timeouts: TimeoutsSection = TimeoutsSection()  # type: ignore[valid-type]
+    queue: QueueSection = QueueSection()  # type: ignore[valid-type]
+    retry: RetrySection = RetrySection()  # type: ignore[valid-type]
+    health: HealthSection = HealthSection()  # type: ignore[valid-type]
+    pool: PoolSection = PoolSection()  # type: ignore[valid-type]
+    log: LogSection = LogSection()  # type: ignore[valid-type]
+    admin: AdminSection = AdminSection()
+    usage: Literal["ask", "off"] = "ask"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment over file."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _names(self) -> "GatewaySettings":
+        """No two backends with one name; no alias that is a model or somebody else's alias."""
+        seen: set[str] = set()
+        for backend in self.backends:
+            if backend.name in seen:
+                raise ValueError(f"two backends are named {backend.name!r}")
+            seen.add(backend.name)
+        owners: dict[str, str] = {}
+        served = {model for backend in self.backends for model in backend.models} | set(self.models)
+        for name, spec in self.models.items():
+            for alias in spec.aliases:
+                if alias in served:
+                    raise ValueError(f"alias {alias!r} of {name!r} is the name of a model itself")
+                if alias in owners:
+                    raise ValueError(f"alias {alias!r} is claimed by both {owners[alias]!r} and {name!r}")
+                owners[alias] = name
+        return self
+
+
+def _secret(value: SecretStr, path: str) -> str:
+    if value.get_secret_value() or not path:
+        return value.get_secret_value()
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the secret file {path}: {error.strerror}") from None
+
+
+def _admin_key(admin: AdminSection) -> str:
+    """LEEWAY_ADMIN_KEY, its _FILE, the file's own; "" when the gateway is to make one (in key_file, if that is new)."""
+    named = os.environ.get("LEEWAY_ADMIN_KEY", "") or _secret(SecretStr(""), os.environ.get("LEEWAY_ADMIN_KEY_FILE", ""))
+    return named or _secret(admin.key, admin.key_file if os.path.exists(admin.key_file) else "")
+
+
+def load(path: str | None) -> GatewayConfig:
+    """Read and check a configuration file (None: environment and defaults only). Raises ConfigError."""
+    document: dict[str, Any] = {}
+    where = path or "environment"
+    if path is not None:
+        try:
+            document = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: not UTF-8") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    try:
+        return build(GatewaySettings(**document))
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in explain(error))) from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def explain(error: ValidationError) -> list[str]:
+    """Every problem as `key: reason`."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(str(part) for part in problem["loc"]) or "(file)"
+        given = problem.get("input")
+        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and "key" not in key else ""
+        lines.append(f"{key}: {problem['msg']}{shown}")
+    return lines
+
+
+def build(settings: GatewaySettings) -> GatewayConfig:
+    """Settings to records. Raises ValueError for unreadable secret files."""
+    admin = settings.admin
+    return GatewayConfig(
+        listen=records.Listen(**settings.listen.model_dump()),
+        backends=tuple(section.record() for section in settings.backends),
+        models=tuple(ModelSpec(name, s.policy, s.d, tuple(s.aliases)) for name, s in settings.models.items()),
+        keys=tuple(section.record() for section in settings.keys),
+        limits=records.Limits(**settings.limits.model_dump()),
+        timeouts=records.Timeouts(**settings.timeouts.model_dump()),
+        queue=records.Queue(**settings.queue.model_dump()),
+        retry=records.Retry(**settings.retry.model_dump()),
+        health=records.Health(**settings.health.model_dump()),
+        pool=records.Pool(**settings.pool.model_dump()),
+        log=records.Log(**settings.log.model_dump()),
+        admin=records.Admin(
+            key=_admin_key(admin),
+            key_file=admin.key_file,
+            state_file=admin.state_file,
+            networks=tuple(admin.networks),
+            backends_max=admin.backends_max,
+        ),
+        usage=settings.usage,
+    )
+
+
+def masked(config: GatewayConfig) -> dict[str, Any]:
+    """The effective configuration as plain data, secrets masked."""
+    document = dataclasses.asdict(config)
+    for backend in document["backends"]:
+        backend["api_key"] = _mask(backend["api_key"])
+        backend["labels"] = dict(backend["labels"])
+    for key in document["keys"]:
+        key["sha256"] = key["sha256"][:8] + "..."
+    document["admin"]["key"] = _mask(document["admin"]["key"])
+    return document
+
+
+def _mask(secret: str) -> str:
+    return "***" if secret else ""
+
+
+def json_schema() -> dict[str, Any]:
+    """The published JSON schema of gateway.toml."""
+    schema = GatewaySettings.model_json_schema(by_alias=True)
+    schema["title"] = "gateway.toml"
+    return schema

@@ -1,0 +1,318 @@
+"""Replicas as a table of states, changed only by the events below. Pure: time comes in as `now_s`.
+
+States and legal moves are data (MOVES); an illegal move is an assertion. The breaker lives here too: only connect
+failures, time-outs, resets and 5xx count, never a 4xx or a client that left, and a request that makes one backend
+after another drop the connection is held against itself, not against them (the poison rule).
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from backends.base import Identity, Kind
+from gateway.config import BackendSpec, Health
+
+State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
+Failure = Literal["connect", "timeout", "reset", "status"]
+
+MOVES: dict[State, frozenset[State]] = {
+    "starting": frozenset(("ready", "down", "draining")),
+    "ready": frozenset(("down", "draining", "asleep", "swapping")),
+    "down": frozenset(("ready", "draining", "starting")),
+    "asleep": frozenset(("swapping", "ready", "down", "draining")),
+    "swapping": frozenset(("ready", "asleep", "down", "draining")),
+    "draining": frozenset(("ready",)),
+}
+POISON_HASHES = 1024
+ROUTES_CACHED = 4096
+TRANSITIONS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One move of a replica, for the log."""
+
+    name: str
+    before: State
+    after: State
+    reason: str
+
+
+class Replica:
+    """One live backend as the dispatcher sees it. Only Fleet changes it."""
+
+    __slots__ = (
+        "asked_down", "dispatched_total", "drain_until_s", "failed_total", "failures", "identity", "in_flight", "last_byte_s",
+        "last_probe_s", "minute_count", "minute_start_s", "overloaded_until_s", "reason", "spec", "state", "streams", "suspects",
+        "trial", "wedged",
+    )  # fmt: skip
+
+    def __init__(self, spec: BackendSpec) -> None:
+        self.spec = spec
+        self.state: State = "starting"
+        self.reason = "not probed yet"
+        self.identity = Identity(engine=spec.engine, models=spec.models)
+        self.in_flight = 0
+        self.streams = 0
+        self.dispatched_total = 0
+        self.failed_total = 0
+        self.failures = 0
+        self.suspects: set[int] = set()
+        self.trial = False
+        self.wedged = False
+        self.last_byte_s = 0.0
+        self.last_probe_s = -1.0
+        self.overloaded_until_s = 0.0
+        self.drain_until_s: float | None = None
+        self.minute_start_s = 0.0
+        self.minute_count = 0
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.name} {self.state} in_flight={self.in_flight} failures={self.failures}>"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.identity.models or self.spec.models
+
+    def serves(self, kind: Kind) -> bool:
+        """Whether a route of that kind can be answered there, as far as is known."""
+        return kind == "unknown" or self.identity.kind in ("unknown", kind)
+
+    def open(self, now_s: float) -> bool:
+        """Whether one more request may go there now."""
+        if self.in_flight >= (1 if self.trial else self.spec.max_in_flight):
+            return False
+        return now_s >= self.overloaded_until_s
+
+    def minute_rate(self, now_s: float) -> int:
+        """Requests sent in the current minute window (the `min_qpm` rule's count)."""
+        return self.minute_count if now_s - self.minute_start_s < 60.0 else 0
+
+
+class Fleet:
+    """The table. `version` grows with each change of who may be routed to."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._replicas: dict[str, Replica] = {}
+        self._routes: dict[tuple[str, Kind], tuple[Replica, ...]] = {}
+        self._dropped: OrderedDict[int, tuple[float, set[str]]] = OrderedDict()
+        self._transitions: deque[Transition] = deque(maxlen=TRANSITIONS_KEPT)
+        self.version = 0
+
+    def __repr__(self) -> str:
+        return f"<Fleet {' '.join(f'{r.name}:{r.state}:{r.in_flight}' for r in self._replicas.values())}>"
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas.values())
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def get(self, name: str) -> Replica | None:
+        """The replica of that name, if any."""
+        return self._replicas.get(name)
+
+    # -- views
+
+    def routable(self, model: str, kind: Kind = "unknown") -> tuple[Replica, ...]:
+        """Ready replicas that serve `model` with what the route needs of `kind` (cached until the table changes)."""
+        found = self._routes.get((model, kind))
+        if found is None:
+            found = tuple(r for r in self._replicas.values() if r.state == "ready" and model in r.models and r.serves(kind))
+            if len(self._routes) >= ROUTES_CACHED:
+                self._routes.clear()
+            self._routes[model, kind] = found
+        return found
+
+    def hopeful(self, model: str) -> bool:
+        """Whether a replica that never failed yet may come to serve `model` soon: worth a wait in the queue."""
+        return any(
+            r.state in ("starting", "swapping") and (model in r.models or not r.models) and r.failures == 0
+            for r in self._replicas.values()
+        )
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that some replica serves or is declared to serve, sorted."""
+        return tuple(sorted({m for r in self._replicas.values() if r.state != "draining" for m in r.models}))
+
+    def transitions(self) -> tuple[Transition, ...]:
+        """The moves since the last call."""
+        taken = tuple(self._transitions)
+        self._transitions.clear()
+        return taken
+
+    # -- events: who exists
+
+    def added(self, spec: BackendSpec) -> Replica:
+        """A backend was declared or added. The name must be free."""
+        assert spec.name not in self._replicas, spec.name
+        replica = self._replicas[spec.name] = Replica(spec)
+        self._changed()
+        return replica
+
+    def respecified(self, name: str, spec: BackendSpec) -> Replica:
+        """A backend's settings were replaced. Another address starts over; else state and counts stay."""
+        old = self._replicas[name]
+        if old.spec.url != spec.url or old.spec.engine != spec.engine or old.spec.models != spec.models:
+            fresh = self._replicas[name] = Replica(spec)
+            self._changed()
+            return fresh
+        old.spec = spec
+        self._changed()
+        return old
+
+    def removed(self, name: str) -> None:
+        """A backend left the table; requests in flight there finish on their own."""
+        del self._replicas[name]
+        self._changed()
+
+    # -- events: state
+
+    def _move(self, replica: Replica, state: State, reason: str) -> None:
+        if replica.state != state:
+            assert state in MOVES[replica.state], f"{replica.name}: {replica.state} -> {state}"
+            self._transitions.append(Transition(replica.name, replica.state, state, reason))
+            replica.state = state
+            self._changed()
+        replica.reason = reason
+
+    def probed(self, replica: Replica, identity: Identity, now_s: float) -> None:
+        """A probe succeeded: the backend answers. A wedged one stays down until `revived`."""
+        replica.last_probe_s = now_s
+        if replica.identity != identity:
+            replica.identity = identity
+            self._changed()
+        if replica.state == "starting":
+            self._move(replica, "ready", "")
+        elif replica.state == "down" and not replica.wedged:
+            replica.failures = max(0, self._health.failures - 1)
+            replica.trial = True
+            self._move(replica, "ready", "on trial")
+
+    def probe_failed(self, replica: Replica, reason: str, now_s: float) -> None:
+        """A probe failed. One is enough before first use or when down, else it counts like a failed request."""
+        replica.last_probe_s = now_s
+        if replica.state in ("starting", "down"):
+            replica.failures += 1
+            if replica.state == "starting":
+                self._move(replica, "down", reason)
+            replica.reason = reason
+        elif replica.state == "ready":
+            self._count_failure(replica, reason)
+
+    def revived(self, replica: Replica, now_s: float) -> None:
+        """A wedged backend produced a token again."""
+        replica.wedged = False
+        replica.last_byte_s = now_s
+        if replica.state == "down":
+            replica.failures = 0
+            replica.suspects.clear()
+            self._move(replica, "ready", "")
+
+    def drain(self, replica: Replica, until_s: float) -> None:
+        """No new requests; those in flight go on."""
+        replica.drain_until_s = until_s
+        if replica.state != "draining":
+            self._move(replica, "draining", "asked to drain")
+
+    def undrained(self, replica: Replica) -> None:
+        """Draining was called off."""
+        replica.drain_until_s = None
+        self._move(replica, "ready", "")
+
+    # -- events: requests
+
+    def dispatched(self, replica: Replica, now_s: float, stream: bool) -> None:
+        """A request goes there; counted before the first await so that concurrent ones do not herd."""
+        if replica.in_flight == 0:
+            replica.last_byte_s = now_s
+        replica.in_flight += 1
+        replica.streams += stream
+        replica.dispatched_total += 1
+        if now_s - replica.minute_start_s >= 60.0:
+            replica.minute_start_s, replica.minute_count = now_s, 0
+        replica.minute_count += 1
+
+    def released(self, replica: Replica, stream: bool) -> None:
+        """A request that was dispatched there is over, however it ended."""
+        replica.in_flight -= 1
+        replica.streams -= stream
+        assert replica.in_flight >= 0, replica
+
+    def answered(self, replica: Replica, body_hash: int | None, now_s: float) -> None:
+        """The first byte of a status below 500 arrived: the backend works."""
+        replica.last_byte_s = now_s
+        if replica.failures or replica.trial or replica.suspects:
+            replica.failures = 0
+            replica.trial = False
+            replica.suspects.clear()
+            if replica.state == "ready":
+                replica.reason = ""
+        if self._dropped and body_hash is not None:
+            _, names = self._dropped.pop(body_hash, (0.0, set()))
+            for name in names - {replica.name}:
+                blamed = self._replicas.get(name)
+                if blamed is not None and blamed.state == "ready":
+                    self._count_failure(blamed, "dropped a request that works elsewhere")
+
+    def overloaded(self, replica: Replica, until_s: float) -> None:
+        """It said 429 or 503: not a failure, but no new requests until then."""
+        replica.overloaded_until_s = max(replica.overloaded_until_s, until_s)
+
+    def failed(self, replica: Replica, kind: Failure, reason: str, body_hash: int | None, now_s: float) -> None:
+        """A request failed there. `body_hash` names a request that had been sent whole."""
+        replica.failed_total += 1
+        replica.trial = False
+        if kind == "reset" and body_hash is not None:
+            self._remember_drop(body_hash, replica.name, now_s)
+            if body_hash in replica.suspects:
+                return  # the same request again: no news about the backend
+            replica.suspects.add(body_hash)
+            if len(replica.suspects) == 1 and replica.failures == 0:
+                return  # it may be the request: only a second, different one counts
+        if replica.state == "ready":
+            self._count_failure(replica, reason)
+            if kind == "timeout" and replica.state == "down":
+                replica.wedged = True
+
+    def wedged(self, replica: Replica) -> None:
+        """In flight, and no token for too long."""
+        if replica.state == "ready":
+            replica.wedged = True
+            self._move(replica, "down", "in flight but no token")
+
+    def droppers(self, body_hash: int, now_s: float) -> frozenset[str]:
+        """Backends that dropped this very body lately."""
+        at_s, names = self._dropped.get(body_hash, (0.0, set()))
+        return frozenset(names) if names and now_s - at_s <= self._health.poison_ttl_s else frozenset()
+
+    @property
+    def has_drops(self) -> bool:
+        """Whether any body is under suspicion (so that hashing a body is worth its cost)."""
+        return bool(self._dropped)
+
+    def _remember_drop(self, body_hash: int, name: str, now_s: float) -> None:
+        _, names = self._dropped.pop(body_hash, (0.0, set()))
+        names.add(name)
+        self._dropped[body_hash] = (now_s, names)
+        while len(self._dropped) > POISON_HASHES or (
+            self._dropped and now_s - next(iter(self._dropped.values()))[0] > self._health.poison_ttl_s
+        ):
+            self._dropped.popitem(last=False)
+
+    def _count_failure(self, replica: Replica, reason: str) -> None:
+        replica.failures += 1
+        replica.reason = reason
+        if replica.failures >= self._health.failures:
+            replica.trial = False
+            self._move(replica, "down", f"breaker: {reason}")
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._routes.clear()

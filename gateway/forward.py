@@ -1,0 +1,541 @@
+"""The life of one request: read, route, wait, connect, send, relay, settle. Shell; one owner object per request.
+
+Every exit passes through `_settle` exactly once: it releases the replica, the key's slot, the held bytes and the
+connection. A POST is sent again only if it provably did not run (decision 9): no connection came about, or the answer
+was a documented not-started one (429, 503). A failure becomes one JSON error while nothing is out, else one error event
+behind a whole event and a close without a normal end, else only the broken connection.
+"""
+
+from typing import TYPE_CHECKING
+
+from gateway.accounts import Account, End
+from gateway.answer import Answer
+from gateway.api import Refusal, unknown_model
+from gateway.dispatch import Ask, Hold
+from gateway.fleet import Replica
+from gateway.intake import Intake
+from gateway.relay.heads import own_answer, request_head
+from gateway.relay.http1 import CONTINUE, ProtocolError, RequestHead, ResponseHead
+from gateway.relay.pool import ConnectFailedError
+from gateway.relay.splice import EMPTY, BodyFields, ask_usage, set_model
+from gateway.relay.upstream import Lost, UpstreamConnection
+from gateway.signals import queue_limit_s, request_id, session_key
+
+if TYPE_CHECKING:
+    from gateway.relay.downstream import ClientConnection
+    from gateway.server import DataPlane
+
+NEVER = float("inf")
+ONE_WRITE_BYTES = 65536
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_answer", "_ask", "_batch", "_body", "_body_hash", "_client", "_connection", "_ended", "_entered", "_fields", "_heard_s",
+        "_intake", "_last_refusal", "_phase", "_plane", "_queue_due_s", "_replica", "_settled", "_stalled_s", "_strip", "_tried",
+        "account",
+    )  # fmt: skip
+
+    def __init__(self, plane: "DataPlane", client: "ClientConnection") -> None:
+        self._plane = plane
+        self._client = client
+        self.account = Account("", arrived_s=plane.now())
+        self._intake = Intake(plane)
+        self._phase = "read"
+        self._body = b""
+        self._body_hash: int | None = None
+        self._fields: BodyFields = EMPTY
+        self._strip = False
+        self._entered = False
+        self._ask: Ask | None = None
+        self._queue_due_s = NEVER
+        self._tried: frozenset[str] = frozenset()
+        self._last_refusal: Refusal | None = None
+        self._replica: Replica | None = None
+        self._connection: UpstreamConnection | None = None
+        self._answer: Answer | None = None
+        self._batch: list[bytes] = []
+        self._ended = False
+        self._heard_s = 0.0
+        self._stalled_s = NEVER
+        self._settled = False
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.account.request_id} {self._phase} {self.account.model} on {self.account.backend or '-'}>"
+
+    # -- read: called by the client's connection
+
+    def read_head(self, head: RequestHead) -> bool:
+        """Judge the head. False: the answer is known and the upload is not wanted."""
+        plane, intake, account = self._plane, self._intake, self.account
+        account.request_id = request_id(head.values.get(b"x-request-id"), plane.ids)
+        intake.judge(head)
+        account.route = intake.local.what if intake.local is not None else intake.route.label
+        if intake.client_key is not None:
+            account.key = intake.client_key.spec.name
+        if intake.refusal is None and head.expects_continue and self._client.first_in_line:
+            self._client.write(CONTINUE)
+        return intake.wants_upload
+
+    def read_piece(self, piece: bytes) -> None:
+        """One piece of the body."""
+        if not self._intake.take(piece):
+            self._client.stop_reading_body()
+
+    def refuse_protocol(self, error: ProtocolError) -> None:
+        """The client broke HTTP: answer that, whatever came before."""
+        self.account.request_id = self.account.request_id or request_id(None, self._plane.ids)
+        self._intake.refusal = Refusal(error.status, "bad_request", f"{error.message[:1].upper()}{error.message[1:]}.")
+        self.begin()
+
+    def begin(self) -> None:
+        """The request is read (or refused) and its turn has come."""
+        intake, account = self._intake, self.account
+        account.accepted_s = self._plane.now()
+        if intake.refusal is not None:
+            self._refuse(intake.refusal)
+        elif intake.local is not None:
+            status, headers, body = self._plane.local_answer(intake.local)
+            self._answer_own(status, headers, body, "complete", "")
+        else:
+            self._body = intake.body()
+            account.body_bytes = len(self._body)
+            self._phase = "parse"
+            try:
+                intake.parse(self._body, self._parsed)
+            except Refusal as refusal:
+                self._refuse(refusal)
+
+    # -- route
+
+    def _parsed(self, fields: BodyFields) -> None:
+        if self._settled:
+            return
+        try:
+            if self._intake.refusal is not None:
+                raise self._intake.refusal
+            self._route(fields)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _route(self, fields: BodyFields) -> None:
+        """Resolve the model, check the caps, and look for a place. Raises Refusal."""
+        plane, account, intake = self._plane, self.account, self._intake
+        head = intake.head
+        assert head is not None
+        self._fields = fields
+        account.stream = fields.stream
+        if fields.n > plane.limits.n:
+            raise Refusal(400, "n_too_large", f"n and best_of may be at most {plane.limits.n}.", param="n")
+        if intake.route.response_id or fields.previous_response_id:
+            self._pin(intake.route.response_id or fields.previous_response_id)
+            return
+        model = plane.resolve(fields.model)
+        if model is None:
+            raise unknown_model(fields.model, plane.known_models())
+        account.model = model
+        self._enter_key()
+        self._edit_body(model)
+        self._ask = Ask(model, session_key(head.values) or fields.session, len(self._body) // 4)
+        if plane.fleet.has_drops:
+            self._suspect(model)
+        self._queue_due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
+        self._place()
+
+    def _edit_body(self, model: str) -> None:
+        """The documented splices: an alias becomes the model's own name; streams are asked for their usage."""
+        plane, fields = self._plane, self._fields
+        depth = plane.limits.json_depth
+        if fields.model != model and fields.model:
+            self._body = set_model(self._body, model, depth)
+        if fields.stream and not fields.asks_usage and self._intake.route.asks_usage and plane.config.usage == "ask":
+            self._body = ask_usage(self._body, fields, depth)
+            self._strip = True
+
+    def _enter_key(self) -> None:
+        key = self._intake.client_key
+        assert key is not None
+        limit = key.spec.limits.concurrent
+        if limit and key.in_flight >= limit:
+            raise Refusal(429, "concurrency_limit", f"This key may have {limit} requests at once.", retry_after_s=1)
+        key.in_flight += 1
+        self._entered = True
+
+    def _suspect(self, model: str) -> None:
+        """The poison rule: a body that made several backends drop the connection is not tried on more of them."""
+        plane = self._plane
+        self._body_hash = hash(self._body)
+        droppers = plane.fleet.droppers(self._body_hash, plane.now())
+        if len(droppers) >= 2:
+            message = "This request made several backends drop the connection; it is not sent to more of them for now."
+            raise Refusal(502, "request_breaks_backends", message, may_have_run=True)
+        if any(r.name not in droppers for r in plane.fleet.routable(model, self._intake.route.kind)):
+            self._tried = droppers
+
+    def _pin(self, response_id: str) -> None:
+        """A stored response lives on the backend that made it, for the key that asked for it."""
+        plane, key = self._plane, self._intake.client_key
+        home = plane.response_homes.find(response_id, key.spec.sha256 if key is not None else "")
+        if home is None:
+            raise Refusal(404, "response_not_found", f"No response {response_id[:100]!r} is known here.")
+        replica = plane.fleet.get(home)
+        if replica is None or replica.state not in ("ready", "draining"):
+            raise Refusal(503, "backend_unavailable", "The backend that holds this response is not available.", retry_after_s=2)
+        self.account.model = self._fields.model or (replica.models[0] if replica.models else "")
+        self._enter_key()
+        self._dispatch(replica)
+
+    # -- wait
+
+    def _place(self) -> None:
+        """Go to a replica, or into the line. Raises Refusal."""
+        plane, ask = self._plane, self._ask
+        assert ask is not None
+        if self._try_place():
+            return
+        if self._last_refusal is not None:
+            raise self._last_refusal
+        self._phase = "queue"
+        plane.enqueue(ask.model, self)
+        self._client.due_s = self._queue_due_s
+
+    def _try_place(self) -> bool:
+        plane, ask = self._plane, self._ask
+        assert ask is not None
+        chosen = plane.dispatcher.choose(
+            ask, plane.fleet.routable(ask.model, self._intake.route.kind), plane.now(), self._tried
+        )
+        if not isinstance(chosen, Hold):
+            self._dispatch(chosen)
+            return True
+        if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
+            message = f"No backend for {ask.model!r} is available."
+            raise Refusal(503, "no_backend", message, retry_after_s=plane.probe_wait_s())
+        return False
+
+    def offered(self) -> bool:
+        """The head of the line is offered a place. True when it has left the line."""
+        try:
+            return self._settled or self._try_place()
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return True
+
+    # -- connect and send
+
+    def _dispatch(self, replica: Replica) -> None:
+        plane, account = self._plane, self.account
+        now_s = account.dispatched_s = plane.now()
+        account.backend = replica.name
+        account.attempts += 1
+        self._replica = replica
+        plane.fleet.dispatched(replica, now_s, self._fields.stream)
+        plane.retry_budget.request()
+        connection = plane.pool(replica).take(now_s)
+        if connection is not None:
+            self._send(replica, connection)
+            return
+        self._phase = "connect"
+        self._client.due_s = NEVER
+        plane.spawn(self._connect(replica))
+
+    async def _connect(self, replica: Replica) -> None:
+        plane = self._plane
+        pool = plane.pool(replica)
+        try:
+            connection = await pool.connect(plane.timeouts.connect_s)
+        except ConnectFailedError as error:
+            plane.fleet.failed(replica, "timeout" if error.timed_out else "connect", str(error), None, plane.now())
+            if not self._settled:
+                self._not_run(Refusal(502, "connect_failed", "No connection to the backend could be made."))
+            return
+        if self._settled:
+            pool.returned(connection)
+        else:
+            self._send(replica, connection)
+
+    def _not_run(self, refusal: Refusal) -> None:
+        """The attempt provably did not run: try another replica, else refuse."""
+        replica = self._replica
+        assert replica is not None
+        self._leave_replica()
+        self._last_refusal = refusal
+        self._tried |= {replica.name}
+        try:
+            if self._ask is None or self._plane.now() >= self._queue_due_s:
+                raise refusal
+            self._place()
+        except Refusal as final:
+            self._refuse(final)
+
+    def _send(self, replica: Replica, connection: UpstreamConnection) -> None:
+        plane, head, account = self._plane, self._intake.head, self.account
+        assert head is not None
+        pool, body = plane.pool(replica), self._body
+        self._connection = connection
+        self._phase = "sent"
+        now_s = account.sent_s = plane.now()
+        timeouts = plane.timeouts
+        self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
+        api_key = replica.spec.api_key.encode()
+        request = request_head(
+            head, pool.prefix, pool.authority, len(body), account.request_id.encode(), api_key, identity=self._strip
+        )
+        if len(body) <= ONE_WRITE_BYTES:
+            connection.send(self, request + body)
+        else:
+            connection.send(self, request, body)
+
+    # -- the answer: called by the backend's connection
+
+    def on_upload(self, paused: bool) -> None:
+        """The backend takes the body slowly; it is held anyway."""
+
+    def on_response(self, head: ResponseHead) -> None:
+        """The status line and fields are here."""
+        plane, replica, status = self._plane, self._replica, head.status
+        assert replica is not None
+        assert self._intake.head is not None
+        now_s = self._heard_s = plane.now()
+        if status == 429 or status == 503:
+            plane.fleet.overloaded(replica, now_s + plane.overload_wait_s(head.values.get(b"retry-after")))
+            if self._retry_elsewhere(replica):
+                return
+        elif status >= 500:
+            plane.fleet.failed(replica, "status", f"answered {status}", None, now_s)
+        else:
+            plane.fleet.answered(replica, self._body_hash, now_s)
+        self.account.status = status
+        self._drop_body()
+        self._phase = "answer"
+        self._client.due_s = now_s + plane.timeouts.idle_s
+        if 300 <= status < 400 and b"location" in head.values:
+            self._cut(Refusal(502, "backend_redirected", "The backend answered with a redirect.", may_have_run=True))
+            return
+        self._answer = Answer(
+            plane, self._client, self.account, self._intake.head, head, self._intake.route, self._fields.n, self._strip
+        )
+        if self._client.paused:
+            self.on_paused(True)
+
+    def _retry_elsewhere(self, replica: Replica) -> bool:
+        """A documented not-started answer: one other backend may be asked, within the retry budget."""
+        plane, ask = self._plane, self._ask
+        if ask is None or self.account.attempts >= plane.config.retry.attempts:
+            return False
+        now_s = plane.now()
+        tried = self._tried | {replica.name}
+        if not any(r.name not in tried and r.open(now_s) for r in plane.fleet.routable(ask.model, self._intake.route.kind)):
+            return False
+        if not plane.retry_budget.spend():
+            return False
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abandon()
+        refusal = Refusal(503, "overloaded", "All backends are overloaded.", retry_after_s=plane.probe_wait_s())
+        plane.loop.call_soon(self._retry, refusal)  # not inside the parser's callback
+        return True
+
+    def _retry(self, refusal: Refusal) -> None:
+        if not self._settled:
+            self._not_run(refusal)
+
+    def on_body(self, piece: bytes) -> None:
+        """One piece of the body, within a read."""
+        self._batch.append(piece)
+
+    def on_end(self) -> None:
+        """The body is whole."""
+        self._ended = True
+
+    def on_batch(self) -> None:
+        """One read from the backend is parsed: pass on what may go."""
+        answer = self._answer
+        if answer is None or self._settled:
+            return
+        batch, account = self._batch, self.account
+        data = batch[0] if len(batch) == 1 else b"".join(batch)
+        batch.clear()
+        if data:
+            replica = self._replica
+            assert replica is not None
+            self._heard_s = replica.last_byte_s = now_s = self._plane.now()
+            if account.first_byte_s < 0:
+                account.first_byte_s = now_s
+                if self._intake.route.face == "responses" and account.status == 200:
+                    self._remember_response(data, replica.name)
+        progress = answer.relay(data, self._ended)
+        if progress == "done":
+            self._connection = None
+            self._settle("complete", "", answer.keep_alive)
+        elif progress == "cut":
+            self._connection = None
+            self._fail("stream_cut", "The backend ended the stream before it was complete.")
+
+    def _remember_response(self, data: bytes, name: str) -> None:
+        key = self._intake.client_key
+        if key is not None and not self._intake.route.response_id:
+            self._plane.response_homes.remember(data, name, key.spec.sha256)
+
+    def on_lost(self, how: Lost, message: str) -> None:
+        """The backend's connection broke while the request was on it."""
+        self._connection = None
+        replica = self._replica
+        if self._settled or replica is None:
+            return
+        self._hash_body()
+        self._plane.fleet.failed(replica, "reset", message, self._body_hash, self._plane.now())
+        if self._answer is not None:
+            self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
+            return
+        if how == "protocol":
+            said = "The backend sent a malformed answer."
+        else:
+            said = "The backend closed the connection without an answer; the request may be the cause, and may have run."
+        self._refuse(Refusal(502, "backend_lost", said, may_have_run=True))
+
+    # -- deadlines and ends
+
+    def on_due(self, now_s: float) -> None:
+        """A deadline passed; which one depends on the phase."""
+        plane = self._plane
+        if self._phase == "queue":
+            wait_s = plane.drain_wait_s(self.account.model)
+            self._refuse(Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s))
+        elif self._phase == "sent":
+            assert self._replica is not None
+            plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s)
+            self._cut(Refusal(504, "first_byte_timeout", "The backend gave no answer in time.", may_have_run=True))
+        elif self._phase == "answer":
+            self._check_answer(now_s)
+
+    def _check_answer(self, now_s: float) -> None:
+        timeouts = self._plane.timeouts
+        end_s = self.account.arrived_s + timeouts.total_s
+        if now_s >= end_s:
+            self._cut(Refusal(504, "total_timeout", "The request took longer than the total limit.", may_have_run=True))
+            return
+        stalled = self._stalled_s < NEVER
+        due_s = self._stalled_s + timeouts.write_stall_s if stalled else self._heard_s + timeouts.idle_s
+        if now_s < due_s:
+            self._client.due_s = min(due_s, end_s)
+        elif stalled:
+            self.account.reason = "reads too slowly"
+            self._client.abort()
+        else:
+            assert self._replica is not None
+            self._plane.fleet.failed(self._replica, "timeout", "stream went silent", None, now_s)
+            self._cut(Refusal(504, "idle_timeout", "The backend went silent in the middle of its answer.", may_have_run=True))
+
+    def on_paused(self, paused: bool) -> None:
+        """The client's side is full, or free again: so is reading from the backend."""
+        self._stalled_s = self._plane.now() if paused else NEVER
+        connection = self._connection
+        if connection is not None and paused:
+            connection.pause()
+        elif connection is not None:
+            self._heard_s = self._plane.now()
+            connection.resume()
+
+    def on_gone(self) -> None:
+        """The client left."""
+        if not self._settled:
+            self._settle("client_gone", self.account.reason or f"in phase {self._phase}", keep_alive=False)
+
+    def drain_cut(self) -> None:
+        """The gateway's drain limit is reached: whoever is still here gets one error."""
+        if not self._settled:
+            ran = self._phase in ("sent", "answer")
+            self._cut(Refusal(503, "shutting_down", "The gateway is shutting down.", retry_after_s=1, may_have_run=ran))
+
+    def _cut(self, refusal: Refusal) -> None:
+        """Leave the backend and tell the client, in whatever way is still possible."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abandon()
+        if self._answer is not None:
+            self._fail(refusal.code, refusal.message, refusal)
+        else:
+            self._refuse(refusal)
+
+    def _fail(self, code: str, message: str, refusal: Refusal | None = None) -> None:
+        """The answer can't be completed."""
+        answer = self._answer
+        assert answer is not None
+        if not answer.head_out:
+            self._refuse(refusal or Refusal(502, code, message, may_have_run=True))
+        elif answer.fail(code, message):
+            self._settle("failed_in_stream", code, keep_alive=False)
+        else:
+            self._settle("failed_in_stream", code, keep_alive=False, broken=True)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._settled:
+            return
+        end: End = "failed_before_first_byte" if self.account.attempts and refusal.status >= 500 else "refused"
+        body = refusal.body(self._intake.route.face)
+        self._answer_own(refusal.status, refusal.headers, body, end, refusal.code)
+
+    def _answer_own(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, end: End, reason: str) -> None:
+        head, account = self._intake.head, self.account
+        keep_alive = head is not None and head.keep_alive and not self._plane.draining
+        account.status = status
+        lines = [*headers, (b"x-request-id", account.request_id.encode())]
+        if account.backend:
+            lines.append((b"x-leeway-backend", account.backend.encode()))
+        self._client.write(
+            own_answer(
+                status,
+                lines,
+                body,
+                keep_alive=keep_alive,
+                old_client=head is not None and head.old,
+                bodiless=head is not None and head.method == b"HEAD",
+            )
+        )
+        self._settle(end, reason, keep_alive)
+
+    # -- settle
+
+    def _hash_body(self) -> None:
+        if self._body_hash is None and self._body:
+            self._body_hash = hash(self._body)
+
+    def _drop_body(self) -> None:
+        if self._plane.fleet.has_drops:
+            self._hash_body()
+        self._body = b""
+        self._intake.release()
+
+    def _leave_replica(self) -> None:
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            self._plane.fleet.released(replica, self._fields.stream)
+
+    def _settle(self, end: End, reason: str, keep_alive: bool, broken: bool = False) -> None:
+        """The one exit."""
+        assert not self._settled
+        self._settled = True
+        plane, account, intake = self._plane, self.account, self._intake
+        account.end, account.reason, account.finished_s = end, reason, plane.now()
+        if self._answer is not None and self._answer.account() and end == "complete":
+            account.end, account.reason = "failed_in_stream", "the backend said so"
+        intake.stop()
+        if self._phase == "queue" and self._ask is not None:
+            plane.dequeue(self._ask.model, self)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abandon()
+        self._leave_replica()
+        if self._entered:
+            assert intake.client_key is not None
+            intake.client_key.in_flight -= 1
+        self._drop_body()
+        if end != "client_gone":
+            if broken:
+                self._client.abort()
+            else:
+                self._client.finished(keep_alive)
+        plane.settled(account)

@@ -1,0 +1,113 @@
+"""Log lines as JSON on standard output: rendered by structlog, written by a thread from a bounded queue. Shell.
+
+A reader of our output that stalls must never stall the gateway: when the queue is full, lines are dropped and counted.
+No prompts, no keys: the access line holds what accounts.Account holds, and nothing else.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+
+import orjson
+import structlog
+
+from gateway.accounts import Account
+from gateway.config import Log
+
+FLUSH_S = 0.1
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class LineWriter:
+    """The bounded queue and its writer thread. Satisfies what structlog wants of a logger."""
+
+    def __init__(self, fd: int, queue_lines: int) -> None:
+        self._fd = fd
+        self._lines: deque[bytes] = deque()
+        self._size = queue_lines
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self.dropped = 0
+        self._thread.start()
+
+    def msg(self, line: bytes) -> None:
+        """Queue one line."""
+        if len(self._lines) >= self._size:
+            self.dropped += 1
+        else:
+            self._lines.append(line)
+
+    debug = info = warning = error = msg
+
+    def _run(self) -> None:
+        while not self._stop.wait(FLUSH_S):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        count = len(self._lines)
+        if count == 0:
+            return
+        data = b"\n".join([self._lines.popleft() for _ in range(count)]) + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            self.dropped += count
+
+    def close(self, wait_s: float = 1.0) -> None:
+        """Write what is queued and end; a stalled reader is not waited for longer than `wait_s`."""
+        self._stop.set()
+        self._thread.join(wait_s)
+
+
+def _stamp(_: object, method: str, event: dict[str, object]) -> dict[str, object]:
+    now = time.time()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+    return {"time": f"{whole}.{int(now * 1000) % 1000:03d}Z", "level": method, **event}
+
+
+class Logs:
+    """Event log lines by level, and one access line per request."""
+
+    def __init__(self, settings: Log, writer: LineWriter) -> None:
+        self._writer = writer
+        self._access_on = settings.access
+        processors = [_stamp, structlog.processors.JSONRenderer(serializer=orjson.dumps)]
+        self._level = _LEVELS[settings.level]
+        self._logger = structlog.wrap_logger(writer, processors=processors, wrapper_class=structlog.BoundLogger).bind()
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost to a full queue."""
+        return self._writer.dropped
+
+    def event(self, level: str, event: str, **fields: object) -> None:
+        """One line about the gateway itself."""
+        if _LEVELS[level] >= self._level:
+            getattr(self._logger, level)(event, **fields)
+
+    def access(self, account: Account) -> None:
+        """One line about one request."""
+        if not self._access_on:
+            return
+        self._logger.info(
+            "request",
+            id=account.request_id,
+            route=account.route,
+            model=account.model,
+            key=account.key,
+            backend=account.backend,
+            stream=account.stream,
+            status=account.status,
+            end=account.end,
+            reason=account.reason,
+            attempts=account.attempts,
+            tokens_in=account.prompt_tokens,
+            tokens_out=account.output_tokens,
+            events=account.events,
+            ttft_ms=round(account.ttft_s * 1e3, 2),
+            queue_ms=round(account.queue_s * 1e3, 2),
+            duration_ms=round((account.finished_s - account.arrived_s) * 1e3, 2),
+        )

@@ -1,0 +1,172 @@
+"""What /metrics on the control listener tells: plain counts kept per request, put into families when scraped. Shell.
+
+prometheus-client does names, types and text; the counting is plain Python because its locked children cost four times
+as much per request. Label values that clients can name are bounded: models beyond the limit count as "other".
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from gateway import __version__
+from gateway.accounts import Account
+
+if TYPE_CHECKING:
+    from gateway.server import DataPlane
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+STATES = ("starting", "ready", "draining", "asleep", "swapping", "down")
+
+
+class Histogram:
+    """Counts by upper bound, and the sum; seconds."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.total_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(SECONDS, value_s)] += 1
+        self.total_s += value_s
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as the text format wants them."""
+        out, running = [], 0
+        for bound, count in zip((*map(str, SECONDS), "+Inf"), self.counts, strict=True):
+            running += count
+            out.append((bound, float(running)))
+        return out
+
+
+class Cell:
+    """The counts of one (route, model, backend)."""
+
+    __slots__ = ("duration", "ends", "events", "output_tokens", "prompt_tokens", "queue", "retries", "ttft")
+
+    def __init__(self) -> None:
+        self.ends: dict[tuple[int, str], int] = {}
+        self.duration = Histogram()
+        self.ttft = Histogram()
+        self.queue = Histogram()
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.events = 0
+        self.retries = 0
+
+
+class RequestMetrics:
+    """All cells. `record` is the hot path."""
+
+    def __init__(self, model_labels: int) -> None:
+        self._cells: dict[tuple[str, str, str], Cell] = {}
+        self._models: set[str] = set()
+        self._model_labels = model_labels
+
+    def record(self, account: Account) -> None:
+        """Count one settled request."""
+        cell = self._cells.get((account.route, account.model, account.backend))
+        if cell is None:
+            cell = self._cell(account)
+        end = (account.status, account.end)
+        cell.ends[end] = cell.ends.get(end, 0) + 1
+        cell.duration.observe(account.finished_s - account.arrived_s)
+        if account.first_byte_s >= 0:
+            cell.ttft.observe(account.first_byte_s - account.arrived_s)
+        if account.dispatched_s >= 0:
+            cell.queue.observe(account.dispatched_s - account.accepted_s)
+        if account.prompt_tokens > 0:
+            cell.prompt_tokens += account.prompt_tokens
+        if account.output_tokens > 0:
+            cell.output_tokens += account.output_tokens
+        cell.events += account.events
+        if account.attempts > 1:
+            cell.retries += account.attempts - 1
+
+    def _cell(self, account: Account) -> Cell:
+        model = account.model
+        if model and model not in self._models:
+            if len(self._models) >= self._model_labels:
+                model = "other"
+            else:
+                self._models.add(model)
+        return self._cells.setdefault((account.route, model or "none", account.backend or "none"), Cell())
+
+    def families(self) -> Iterator[Metric]:
+        """The families of requests as seen by clients."""
+        labels = ["route", "model", "backend"]
+        requests = CounterMetricFamily("leeway_requests", "Requests by how they ended.", labels=[*labels, "code", "end"])
+        prompt = CounterMetricFamily("leeway_prompt_tokens", "Prompt tokens, as engines counted them.", labels=labels)
+        output = CounterMetricFamily("leeway_output_tokens", "Output tokens, as engines counted them.", labels=labels)
+        events = CounterMetricFamily("leeway_stream_events", "Server-sent events relayed.", labels=labels)
+        retries = CounterMetricFamily("leeway_retries", "Further attempts of requests that had not run.", labels=labels)
+        duration = HistogramMetricFamily("leeway_request_duration_seconds", "Arrival to end.", labels=labels)
+        ttft = HistogramMetricFamily("leeway_time_to_first_byte_seconds", "Arrival to the first byte relayed.", labels=labels)
+        queue = HistogramMetricFamily("leeway_queue_seconds", "Body read to dispatch.", labels=labels)
+        for key, cell in self._cells.items():
+            for (status, end), count in cell.ends.items():
+                requests.add_metric([*key, str(status), end], count)
+            prompt.add_metric(key, cell.prompt_tokens)
+            output.add_metric(key, cell.output_tokens)
+            events.add_metric(key, cell.events)
+            retries.add_metric(key, cell.retries)
+            for family, histogram in ((duration, cell.duration), (ttft, cell.ttft), (queue, cell.queue)):
+                family.add_metric(key, buckets=histogram.buckets(), sum_value=histogram.total_s)
+        yield from (requests, prompt, output, events, retries, duration, ttft, queue)
+
+
+class GatewayCollector(Collector):
+    """Everything the gateway exports, read when scraped."""
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        plane = self._plane
+        yield from plane.metrics.families()
+        yield from self._fleet()
+        simple = (
+            ("leeway_queue_depth", "Requests waiting for a backend.", len(plane.line)),
+            ("leeway_client_connections", "Open client connections.", plane.connections),
+            ("leeway_held_body_bytes", "Request body bytes held now.", plane.held_bytes),
+            ("leeway_loop_lag_seconds", "Worst event-loop lag since the last scrape.", plane.deadlines.take_worst_lag_s()),
+            ("leeway_config_generation", "Configurations applied since the start.", plane.generation),
+        )
+        for name, text, value in simple:
+            yield GaugeMetricFamily(name, text, value=value)
+        yield CounterMetricFamily("leeway_log_lines_dropped", "Log lines lost to a full queue.", value=plane.logs.dropped)
+        info = GaugeMetricFamily("leeway_build_info", "The running version.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+
+    def _fleet(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily("leeway_backend_state", "1 for the state a backend is in.", labels=["backend", "state"])
+        flight = GaugeMetricFamily("leeway_backend_in_flight", "Requests at a backend.", labels=["backend"])
+        total = CounterMetricFamily("leeway_backend_dispatches", "Requests sent to a backend.", labels=["backend"])
+        failed = CounterMetricFamily("leeway_backend_failures", "Failures that count against a backend.", labels=["backend"])
+        for replica in self._plane.fleet:
+            for name in STATES:
+                state.add_metric([replica.name, name], float(replica.state == name))
+            flight.add_metric([replica.name], replica.in_flight)
+            total.add_metric([replica.name], replica.dispatched_total)
+            failed.add_metric([replica.name], replica.failed_total)
+        yield from (state, flight, total, failed)
+
+
+def exposition(plane: "DataPlane") -> bytes:
+    """The text that /metrics answers."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(GatewayCollector(plane))
+    return generate_latest(registry)

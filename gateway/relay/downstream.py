@@ -1,0 +1,269 @@
+"""One client connection: bytes in, exchanges in order, bytes out; slow and hostile clients end here. A thin Protocol.
+
+Pipelined requests are read ahead (to a bound) and served in order. The connection is read all the time, so that a
+client that leaves is seen in every phase. An error before the body was read is answered, then the rest of the upload
+is read over for a moment, so that the answer is not lost to a reset.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from gateway.config import Limits, Timeouts
+from gateway.deadlines import Deadlines
+from gateway.relay.http1 import ProtocolError, RequestHead, RequestReader
+
+NEVER = float("inf")
+LINGER_S = 2.0
+
+
+class Exchange(Protocol):
+    """What a connection needs of the request that it carries."""
+
+    def read_head(self, head: RequestHead) -> bool: ...
+    def read_piece(self, piece: bytes) -> None: ...
+    def begin(self) -> None: ...
+    def on_due(self, now_s: float) -> None: ...
+    def on_paused(self, paused: bool) -> None: ...
+    def on_gone(self) -> None: ...
+    def drain_cut(self) -> None: ...
+    def refuse_protocol(self, error: ProtocolError) -> None: ...
+
+
+class Host(Protocol):
+    """The server that connections belong to."""
+
+    limits: Limits
+    timeouts: Timeouts
+    deadlines: Deadlines
+    draining: bool
+
+    def joined(self, connection: "ClientConnection") -> bool: ...
+    def left(self, connection: "ClientConnection") -> None: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """See the module's words. `due_s` is the deadline of whatever the connection waits for now."""
+
+    __slots__ = ("_closing", "_current", "_host", "_in_body", "_last_body_bytes", "_lingering", "_make", "_paused", "_pipeline", "_reader",
+                 "_reading", "_transport", "body_bytes", "due_s")  # fmt: skip
+
+    def __init__(self, host: Host, make: Callable[["ClientConnection"], Exchange]) -> None:
+        self._host = host
+        self._make = make
+        self._reader = RequestReader(self, host.limits)
+        self._transport: asyncio.Transport | None = None
+        self._current: Exchange | None = None
+        self._reading: Exchange | None = None
+        self._pipeline: deque[Exchange] = deque()
+        self._in_body = False
+        self._closing = False
+        self._lingering = False
+        self._paused = False
+        self.body_bytes = 0
+        self._last_body_bytes = 0
+        self.due_s = NEVER
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._host.limits.write_buffer_bytes)
+        self._host.deadlines.add(self)
+        self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
+        if not self._host.joined(self):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return  # lingering: read over what the client still sends
+        if self._current is None and self._reading is None and not self._reader.in_head:
+            self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
+        try:
+            self._reader.feed(data)
+        except ProtocolError as error:
+            self._break(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._closing = True
+        self._host.deadlines.discard(self)
+        self._host.left(self)
+        for exchange in (self._reading, self._current, *self._pipeline):
+            if exchange is not None:
+                exchange.on_gone()
+        self._reading = self._current = None
+        self._pipeline.clear()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._current is not None:
+            self._current.on_paused(True)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._current is not None:
+            self._current.on_paused(False)
+
+    # -- the reader's sink
+
+    def on_head(self, head: RequestHead) -> None:
+        if len(self._pipeline) >= self._host.limits.pipelined:
+            raise ProtocolError(400, "too many pipelined requests")
+        exchange = self._reading = self._make(self)
+        self.body_bytes = self._last_body_bytes = 0
+        self._in_body = True
+        if self._current is None:
+            self.due_s = self._host.deadlines.now_s + self._host.timeouts.body_stall_s
+        if not exchange.read_head(head):
+            self._abort_upload(exchange)
+
+    def on_piece(self, piece: bytes) -> None:
+        self.body_bytes += len(piece)
+        if self._reading is not None:
+            self._reading.read_piece(piece)
+
+    def on_end(self) -> None:
+        exchange, self._reading = self._reading, None
+        self._in_body = False
+        if exchange is None:
+            return
+        if self._current is None:
+            self._start(exchange)
+        else:
+            self._pipeline.append(exchange)
+
+    # -- for the exchange
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being read or answered."""
+        return self._current is None and self._reading is None and not self._reader.in_head
+
+    @property
+    def first_in_line(self) -> bool:
+        """Whether the request being read is answered next (so that 100 Continue cannot overtake an answer)."""
+        return self._current is None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client reads too slowly just now."""
+        return self._paused
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the current exchange's answer."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def finished(self, keep_alive: bool) -> None:
+        """The current exchange has its end."""
+        self._current = None
+        if self._transport is None:
+            return
+        if self._lingering:
+            self._half_close()
+        elif self._closing or not keep_alive or self._host.draining:
+            self.close()
+        elif self._pipeline:
+            asyncio.get_running_loop().call_soon(self._next)
+        elif not self._reader.in_head and self._reading is None:
+            self.due_s = self._host.deadlines.now_s + self._host.timeouts.keep_alive_s
+        else:
+            self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
+
+    def abort(self) -> None:
+        """Break the connection so that nobody can take the answer for a whole one."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def drain_cut(self) -> None:
+        """The drain limit is reached: the current exchange gets its error, the connection ends."""
+        self._closing = True
+        if self._current is not None:
+            self._current.drain_cut()
+        else:
+            self.abort()
+
+    def close(self) -> None:
+        """Close after what is written."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def stop_reading_body(self) -> None:
+        """The request being read is answered already: its upload is read over, and the connection ends after it."""
+        exchange = self._reading
+        if exchange is not None:
+            self._abort_upload(exchange)
+
+    # -- inside
+
+    def on_due(self, now_s: float) -> None:
+        """The sweep found the deadline passed."""
+        if self._current is not None:
+            self._current.on_due(now_s)
+        elif self._closing:
+            self.abort()
+        elif self._reading is not None:
+            self._check_upload(now_s)
+        elif self._reader.in_head:
+            self._break(ProtocolError(408, "the request head took too long"))
+        else:
+            self.close()
+
+    def _check_upload(self, now_s: float) -> None:
+        timeouts = self._host.timeouts
+        arrived = self.body_bytes - self._last_body_bytes
+        if arrived < timeouts.body_min_bytes_per_s * timeouts.body_stall_s:
+            self._break(ProtocolError(408, "the request body came too slowly"))
+            return
+        self._last_body_bytes = self.body_bytes
+        self.due_s = now_s + timeouts.body_stall_s
+
+    def _start(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self.due_s = NEVER
+        exchange.begin()
+
+    def _next(self) -> None:
+        if self._current is None and self._pipeline and not self._closing:
+            self._start(self._pipeline.popleft())
+
+    def _break(self, error: ProtocolError) -> None:
+        """Answer a violation (after what is still being answered) and end the connection."""
+        reading, self._reading = self._reading, None
+        if self._current is not None or self._pipeline:
+            # an answer is due first: it ends, then the connection does
+            self._closing = True
+            if reading is not None:
+                reading.on_gone()
+            for exchange in self._pipeline:
+                exchange.on_gone()
+            self._pipeline.clear()
+            return
+        exchange = reading or self._make(self)
+        self._current = exchange
+        self._closing = self._lingering = True
+        exchange.refuse_protocol(error)
+
+    def _abort_upload(self, exchange: Exchange) -> None:
+        self._reading = None
+        if self._current is not None:
+            self._closing = True
+            exchange.on_gone()
+            return
+        self._current = exchange
+        self._closing = self._lingering = True
+        exchange.begin()
+
+    def _half_close(self) -> None:
+        """The answer is out: say so, and read over what the client still sends, so that no reset overtakes it."""
+        assert self._transport is not None
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self.due_s = self._host.deadlines.now_s + LINGER_S

@@ -1,0 +1,156 @@
+"""Keep-alive connections to one backend. Shell: it connects; which idle connection may be trusted is idle.IdleTrust's.
+
+The address is resolved and checked again at every connect, so that a name which is re-pointed after it was registered
+gains nothing. No redirects, no proxies, no environment.
+"""
+
+import asyncio
+import ipaddress
+import re
+import ssl
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from gateway.config import Limits, Pool
+from gateway.relay.idle import IdleTrust
+from gateway.relay.upstream import UpstreamConnection
+
+AddressCheck = Callable[[str], bool]
+_KEEP_ALIVE = re.compile(rb"timeout=(\d{1,6})")
+
+
+class ConnectFailedError(Exception):
+    """No connection came about, so nothing ran. `timed_out` tells a silent peer from a refusing one."""
+
+    def __init__(self, message: str, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class BackendPool:
+    """Connections to the backend at `url` (http or https, optionally with a path prefix)."""
+
+    def __init__(self, url: str, pool: Pool, limits: Limits, allowed: AddressCheck) -> None:
+        parts = urlsplit(url)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._tls else 80)
+        self._settings = pool
+        self._limits = limits
+        self._allowed = allowed
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open = 0
+        self._closed = False
+        self.trust = IdleTrust(pool.idle_s, pool.unproven_idle_s)
+        self.authority = parts.netloc.rpartition("@")[2].encode()
+        self.prefix = parts.path.rstrip("/").encode()
+
+    def __repr__(self) -> str:
+        return (
+            f"<BackendPool {self._host}:{self._port} open={self._open} idle={len(self._idle)} trust={self.trust.limit_s:.2f}s>"
+        )
+
+    @property
+    def open_connections(self) -> int:
+        return self._open
+
+    def take(self, now_s: float) -> UpstreamConnection | None:
+        """An idle connection that is surely open, if there is one."""
+        idle = self._idle
+        while idle:
+            if now_s - idle[-1].idle_since_s > self.trust.limit_s:
+                return None
+            connection = idle.pop()
+            if connection.alive and not connection.readable():
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self, timeout_s: float) -> UpstreamConnection:
+        """A fresh connection. Raises ConnectFailedError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await loop.getaddrinfo(self._host, self._port, type=1)
+                addresses = [entry[4][0] for entry in found if self._allowed(str(entry[4][0]))]
+                if not addresses:
+                    raise ConnectFailedError("the backend's address is not allowed")
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self, self._limits),
+                    addresses[0],
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                )
+        except TimeoutError:
+            raise ConnectFailedError("connecting to the backend took too long", timed_out=True) from None
+        except OSError as error:
+            raise ConnectFailedError(f"connecting to the backend failed: {error.strerror or type(error).__name__}") from None
+        self._open += 1
+        return connection
+
+    def keep(self, connection: UpstreamConnection) -> None:
+        """Take in a fresh connection that nobody wants any more."""
+        self.returned(connection)
+
+    def returned(self, connection: UpstreamConnection) -> None:
+        """A connection finished its response and may carry another request."""
+        if self._closed or len(self._idle) >= self._settings.idle_connections:
+            connection.close()
+            return
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def gone(self, connection: UpstreamConnection, eof: bool) -> None:
+        """A connection ended. When it idled and the peer closed it, that teaches the peer's limit."""
+        self._open -= 1
+        if connection in self._idle:
+            self._idle.remove(connection)
+            if connection.used and eof:
+                self.trust.closed(asyncio.get_running_loop().time() - connection.idle_since_s)
+
+    def announced(self, keep_alive: bytes) -> None:
+        """A response carried `Keep-Alive: timeout=N`."""
+        found = _KEEP_ALIVE.search(keep_alive)
+        if found:
+            self.trust.announced(float(found[1]))
+
+    def sweep(self, now_s: float) -> None:
+        """Learn from the oldest idle connection and drop those that are too old to keep."""
+        idle = self._idle
+        while idle:
+            oldest = idle[0]
+            age_s = now_s - oldest.idle_since_s
+            if age_s <= self.trust.canary_s:
+                if oldest.used and not oldest.readable():
+                    self.trust.survived(age_s)
+                return
+            idle.popleft()
+            oldest.close()
+
+    def close(self) -> None:
+        """Close what idles; connections in use close when they are done."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+def network_check(networks: tuple[str, ...]) -> AddressCheck:
+    """A check that an IP address lies in one of `networks`, and never in a link-local or unspecified range."""
+    allowed = [ipaddress.ip_network(network) for network in networks]
+
+    def check(address: str) -> bool:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
+            ip = ip.ipv4_mapped
+        if ip.is_link_local or ip.is_unspecified or ip.is_multicast:
+            return False
+        return any(ip in network for network in allowed if network.version == ip.version)
+
+    return check
+
+
+def any_address(address: str) -> bool:
+    """The check for backends that the operator declared in the configuration file."""
+    return True

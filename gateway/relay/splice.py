@@ -1,0 +1,289 @@
+"""Reading a few fields of a JSON body, and changing fewer, without re-serialising it. Pure.
+
+Small bodies are parsed by orjson (a copy: the client's bytes go on); larger ones, and those that orjson refuses but
+JSON allows (lone surrogates, huge integers), are scanned in slices so that the event loop is never held. Edits are
+byte splices at the spans that the scan found: the model's name, the engine's priority, include_usage.
+"""
+
+import re
+from dataclasses import dataclass
+
+import orjson
+
+Span = tuple[int, int]
+
+WANTED = frozenset(
+    ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
+    + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
+)
+MAX_VALUE_BYTES = 65536
+
+
+class BodyError(ValueError):
+    """The body is not one JSON object in UTF-8, or nests too deep; the message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFields:
+    """What the gateway reads of a request body. Absent or odd values are their defaults: the engine judges them."""
+
+    model: str = ""
+    stream: bool = False
+    max_tokens: int = -1
+    n: int = 1
+    priority: int | None = None
+    session: str = ""
+    asks_usage: bool = False
+    has_stream_options: bool = False
+    previous_response_id: str = ""
+
+
+EMPTY = BodyFields()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= 512 else ""
+
+
+def _count(value: object, default: int) -> int:
+    return value if type(value) is int else default
+
+
+def fields_of(parsed: dict[str, object]) -> BodyFields:
+    """The fields from a parsed object (all of it, or its WANTED members)."""
+    get = parsed.get
+    options = get("stream_options")
+    metadata = get("metadata")
+    session = get("prompt_cache_key") or get("session_id") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
+    limit = get("max_completion_tokens") or get("max_tokens") or get("max_output_tokens")
+    return BodyFields(
+        model=_text(get("model")),
+        stream=get("stream") is True,
+        max_tokens=_count(limit, -1),
+        n=max(_count(get("n"), 1), _count(get("best_of"), 1)),
+        priority=_count(get("priority"), 0) if "priority" in parsed else None,
+        session=_text(session or get("user")),
+        asks_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        has_stream_options="stream_options" in parsed,
+        previous_response_id=_text(get("previous_response_id")),
+    )
+
+
+def parse_small(body: bytes) -> BodyFields | None:
+    """Fields of a body small enough to parse at once; None where the scan must judge. Raises BodyError."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if type(parsed) is not dict:
+        raise BodyError("the request body must be a JSON object")
+    return fields_of(parsed)
+
+
+_OPEN = {0x7B: 0x7D, 0x5B: 0x5D}
+_SPACE = b" \t\r\n"
+_TOP = re.compile(rb'["{}\[\],]').search
+_DEEP = re.compile(rb'["{}\[\]]').search
+_WINDOW = 65536
+_WINDOW_COST = 1024  # one empty window takes about as long as so many tokens
+
+
+class Scan:
+    """A resumable scan for the top-level members of a JSON object: `step` until it answers True, then read `spans`.
+
+    It checks what routing needs (one object, balanced brackets of the right kind, terminated strings, depth), not the
+    whole grammar: the engine answers 400 to the rest. Raises BodyError.
+    """
+
+    __slots__ = ("_at", "_body", "_key", "_max_depth", "_stack", "_string_at", "_value_at", "spans")
+
+    def __init__(self, body: bytes, max_depth: int) -> None:
+        self._body = body
+        self._max_depth = max_depth
+        self._at = self._skip_space(0)
+        self._stack = bytearray()
+        self._key = b""
+        self._value_at = -1
+        self._string_at = -1
+        self.spans: dict[str, Span] = {}
+        if body[self._at : self._at + 1] != b"{":
+            raise BodyError("the request body must be a JSON object in UTF-8")
+
+    def step(self, tokens: int) -> bool:
+        """Look at up to `tokens` strings and brackets. True when the object is read whole."""
+        body, stack = self._body, self._stack
+        at = self._at
+        while tokens > 0:
+            tokens -= 1
+            found = (_TOP if len(stack) < 2 else _DEEP)(body, at, at + _WINDOW)
+            if found is None:
+                at += _WINDOW
+                tokens -= _WINDOW_COST
+                if at >= len(body):
+                    raise BodyError("the request body ends in the middle of its JSON object")
+                continue
+            at = found.start()
+            mark = body[at]
+            if mark == 0x22:
+                end, tokens = _string_end(body, at, max(at, self._string_at), tokens + 1)
+                if end < 0:
+                    self._string_at = -end
+                    break
+                self._string_at = -1
+                if len(stack) == 1 and self._value_at < 0:
+                    at = self._take_key(at, end)
+                    continue
+                at = end
+            elif mark == 0x7B or mark == 0x5B:
+                stack.append(_OPEN[mark])
+                if len(stack) > self._max_depth:
+                    raise BodyError(f"the request body nests deeper than {self._max_depth} levels")
+                at += 1
+            elif mark == 0x2C:
+                if len(stack) == 1:
+                    self._close_member(at)
+                at += 1
+            else:
+                if not stack or stack.pop() != mark:
+                    raise BodyError("the request body has unbalanced brackets")
+                at += 1
+                if not stack:
+                    self._close_member(at - 1)
+                    self._finish(at)
+                    return True
+        self._at = at
+        return False
+
+    def _take_key(self, at: int, end: int) -> int:
+        colon = self._skip_space(end)
+        if self._body[colon : colon + 1] != b":":
+            raise BodyError("a member of the request body has no value")
+        self._key = self._body[at + 1 : end - 1]
+        self._value_at = self._skip_space(colon + 1)
+        return self._value_at
+
+    def _close_member(self, end: int) -> None:
+        if self._value_at < 0:
+            return
+        if len(self._key) <= 64:
+            try:
+                key = orjson.loads(b'"' + self._key + b'"')
+            except orjson.JSONDecodeError:
+                key = ""
+            if key in WANTED:
+                value = self._body[self._value_at : end].rstrip(_SPACE)
+                self.spans[key] = (self._value_at, self._value_at + len(value))
+        self._value_at = -1
+
+    def _finish(self, at: int) -> None:
+        if self._body[at:].strip(_SPACE):
+            raise BodyError("the request body holds more than one JSON value")
+
+    def _skip_space(self, at: int) -> int:
+        body = self._body
+        while body[at : at + 1] in (b" ", b"\t", b"\r", b"\n"):
+            at += 1
+        return at
+
+    def fields(self) -> BodyFields:
+        """The fields, once `step` has answered True."""
+        parsed: dict[str, object] = {}
+        for key, (start, end) in self.spans.items():
+            if end - start <= MAX_VALUE_BYTES:
+                try:
+                    parsed[key] = orjson.loads(self._body[start:end])
+                except orjson.JSONDecodeError:
+                    parsed[key] = None
+        return fields_of(parsed)
+
+
+def _string_end(body: bytes, opened: int, at: int, hops: int) -> tuple[int, int]:
+    """Look for the closing quote of the string that opens at `opened`, on from `at`, over at most `hops` escaped ones.
+
+    (index behind the quote, hops left), or (-index to go on from, 0).
+    """
+    while hops > 0:
+        hops -= 1
+        at = body.find(b'"', at + 1)
+        if at < 0:
+            raise BodyError("the request body ends inside a string")
+        if body[at - 1] != 0x5C or _slashes(body, opened, at) % 2 == 0:
+            return at + 1, hops
+    return -at, 0
+
+
+def _slashes(body: bytes, opened: int, at: int) -> int:
+    """How many backslashes stand directly before `at`."""
+    count = 0
+    while True:
+        window = body[max(opened + 1, at - count - 1_048_576) : at - count]
+        run = len(window) - len(window.rstrip(b"\\"))
+        count += run
+        if run < len(window) or not window:
+            return count
+
+
+def scan(body: bytes, max_depth: int) -> Scan:
+    """A whole scan at once, for small bodies. Raises BodyError."""
+    whole = Scan(body, max_depth)
+    while not whole.step(65536):
+        pass
+    return whole
+
+
+def replace(body: bytes, span: Span, value: bytes) -> bytes:
+    """`body` with the member value at `span` replaced."""
+    return b"".join((body[: span[0]], value, body[span[1] :]))
+
+
+def add_member(body: bytes, member: bytes) -> bytes:
+    """`body` with `"key":value` put first into its object. The caller knows that the key is absent."""
+    at = body.index(b"{") + 1
+    comma = b"" if body[at : at + 64].lstrip(_SPACE)[:1] == b"}" else b","
+    return b"".join((body[:at], member, comma, body[at:]))
+
+
+def ask_usage(body: bytes, fields: BodyFields, max_depth: int) -> bytes:
+    """`body` with `stream_options.include_usage` true; all else is untouched."""
+    if not fields.has_stream_options:
+        return add_member(body, b'"stream_options":{"include_usage":true}')
+    span = scan(body, max_depth).spans["stream_options"]
+    try:
+        options = orjson.loads(body[span[0] : span[1]])
+    except orjson.JSONDecodeError:
+        return body
+    if options is not None and not isinstance(options, dict):
+        return body
+    return replace(body, span, orjson.dumps({**(options or {}), "include_usage": True}))
+
+
+def set_model(body: bytes, name: str, max_depth: int) -> bytes:
+    """`body` with the model's name replaced (an alias by what the backend serves)."""
+    span = scan(body, max_depth).spans.get("model")
+    member = orjson.dumps(name)
+    return replace(body, span, member) if span else add_member(body, b'"model":' + member)
+
+
+_BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,200})"?')
+_FIELD_NAME = re.compile(rb'[;\s]name="?([A-Za-z0-9_]{1,64})"?')
+
+
+def multipart_field(body: bytes, content_type: bytes, name: bytes) -> str:
+    """The text of one small form field of a multipart body; "" where absent. Never copies the files."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        return ""
+    mark = b"--" + found[1]
+    at = body.find(mark)
+    for _ in range(256):
+        if at < 0:
+            return ""
+        head_end = body.find(b"\r\n\r\n", at, at + 8192)
+        if head_end < 0:
+            return ""
+        following = body.find(b"\r\n" + mark, head_end)
+        field = _FIELD_NAME.search(body, at, head_end)
+        if field is not None and field[1] == name and following >= 0:
+            return body[head_end + 4 : following][:512].decode(errors="replace")
+        at = following
+    return ""

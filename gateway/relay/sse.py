@@ -1,0 +1,187 @@
+"""Server-sent events as the relay sees them: where events end, and what a stream has shown so far. Sans-io.
+
+Bytes go on unchanged. `EventFramer` passes on up to the last complete event and holds an unfinished tail (to a bound,
+then raw), so that an error event of ours can only ever follow a whole event. `StreamWatch` looks for the few marks
+that accounting needs by byte search; it parses JSON only in events that carry a usage object.
+"""
+
+import re
+from typing import Literal
+
+import orjson
+
+Face = Literal["openai", "responses", "anthropic", "other"]
+
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+_RESPONSES_END = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed|cancelled)"')
+_MESSAGES_END = re.compile(rb'"type"\s*:\s*"message_stop"')
+_ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{\s*"error"\s*:)')
+_DATA_LINE = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_DONE = b"[DONE]"
+
+
+def _last_end(data: bytes | bytearray, start: int) -> int:
+    """Index just behind the last blank line that ends in data[start:], or -1."""
+    unix = data.rfind(b"\n\n", start)
+    crlf = data.rfind(b"\n\r\n", start)
+    old = data.rfind(b"\r\r", start)
+    return max(unix + 2 if unix >= 0 else -1, crlf + 3 if crlf >= 0 else -1, old + 2 if old >= 0 else -1)
+
+
+class EventFramer:
+    """Splits a byte stream behind its last complete event; never changes or reorders a byte."""
+
+    __slots__ = ("_held", "_hold_bytes", "broken")
+
+    def __init__(self, hold_bytes: int) -> None:
+        self._hold_bytes = hold_bytes
+        self._held = bytearray()
+        self.broken = False  # part of an unfinished event is already out
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._held)
+
+    def feed(self, data: bytes) -> bytes:
+        """What may go on now; the rest is held."""
+        if not self._held and not self.broken and data.endswith(b"\n\n"):
+            return data
+        held = self._held
+        scan_from = max(0, len(held) - 3)
+        held += data
+        end = _last_end(held, scan_from)
+        if end < 0:
+            if len(held) <= self._hold_bytes and not self.broken:
+                return b""
+            end = len(held)
+            self.broken = True
+        else:
+            self.broken = len(held) - end > self._hold_bytes
+            if self.broken:
+                end = len(held)
+        out = bytes(held[:end])
+        del held[:end]
+        return out
+
+    def rest(self) -> bytes:
+        """The held tail, given up: the backend has ended."""
+        out = bytes(self._held)
+        self._held.clear()
+        return out
+
+
+def find_tokens(tail: bytes) -> tuple[int, int]:
+    """(prompt, output) tokens of the last usage object in `tail`; -1 where absent."""
+    at = tail.rfind(b'"usage"')
+    if at < 0:
+        return -1, -1
+    prompt = _PROMPT_TOKENS.search(tail, at)
+    output = _OUTPUT_TOKENS.search(tail, at)
+    return int(prompt[1]) if prompt else -1, int(output[1]) if output else -1
+
+
+class StreamWatch:
+    """What a stream has shown: events, terminal, error, token counts. `strip_usage` removes the usage-only chunk that
+    the gateway asked for and the client did not."""
+
+    __slots__ = (
+        "_face",
+        "_finishes",
+        "_strip_usage",
+        "_tail",
+        "errored",
+        "events",
+        "output_tokens",
+        "prompt_tokens",
+        "terminal",
+    )
+
+    def __init__(self, face: Face, strip_usage: bool) -> None:
+        self._face = face
+        self._strip_usage = strip_usage
+        self._finishes = 0
+        self._tail = b""
+        self.events = 0
+        self.terminal = False
+        self.errored = False
+        self.prompt_tokens = -1
+        self.output_tokens = -1
+
+    def see(self, data: bytes) -> bytes:
+        """Look at whole events; gives them back, without the stripped one. `data` may be empty."""
+        if not data:
+            return data
+        self.events += data.count(b"\n\n") or data.count(b"\ndata:") + data.startswith(b"data:")
+        if b'"usage"' in data and _USAGE.search(data):
+            data = self._see_usage(data)
+        if self._face == "openai":
+            if b'"finish_reason"' in data:
+                self._finishes += len(_FINISH.findall(data))
+            if data.endswith(b"[DONE]\n\n") or _DONE in data[-64:]:
+                self.terminal = True
+        elif self._face == "responses":
+            if _RESPONSES_END.search(data):
+                self.terminal = True
+        elif self._face == "anthropic" and _MESSAGES_END.search(data):
+            self.terminal = True
+        if b"error" in data and _ERROR_EVENT.search(data):
+            self.errored = True
+        return data
+
+    def complete(self, choices: int) -> bool:
+        """Whether a clean end of the stream now is the backend's own end: its terminal was seen, or every choice has
+        its finish_reason, or it said an error itself; other faces have no known terminal."""
+        if self.terminal or self.errored or self._face == "other":
+            return True
+        return self._face == "openai" and self._finishes >= max(1, choices)
+
+    def _see_usage(self, data: bytes) -> bytes:
+        prompt, output = find_tokens(data)
+        if prompt >= 0:
+            self.prompt_tokens = prompt
+        if output >= 0:
+            self.output_tokens = output
+        if not self._strip_usage or not _NO_CHOICES.search(data):
+            return data
+        return b"".join(event for event in split_events(data) if not _is_usage_chunk(event))
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """Whole events with their blank lines; joined they give `data` again."""
+    out, start = [], 0
+    while start < len(data):
+        ends = [at + len(mark) for mark in (b"\n\n", b"\n\r\n", b"\r\r") if (at := data.find(mark, start)) >= 0]
+        end = min(ends) if ends else len(data)
+        out.append(data[start:end])
+        start = end
+    return out
+
+
+def _is_usage_chunk(event: bytes) -> bool:
+    """A chunk with no choices and a usage object, and nothing else in its event."""
+    if not _NO_CHOICES.search(event) or not _USAGE.search(event):
+        return False
+    lines = _DATA_LINE.findall(event)
+    if len(lines) != 1:
+        return False
+    try:
+        chunk = orjson.loads(lines[0])
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(chunk, dict) and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+
+
+def error_event(face: Face, kind: str, message: str) -> bytes:
+    """The one event that tells a client of a stream's failure, in the shape its SDK raises from."""
+    if face == "anthropic":
+        body = {"type": "error", "error": {"type": "api_error", "message": message}}
+        return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+    if face == "responses":
+        body = {"type": "error", "code": kind, "message": message, "param": None, "sequence_number": 0}
+        return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+    error = {"message": message, "type": "upstream_error", "param": None, "code": kind}
+    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"

@@ -1,0 +1,343 @@
+"""The data plane: what all exchanges of one process share, and its listener. Shell; touched only by the event loop.
+
+It owns the fleet, the line, the pools, the keyring and the counters, and lends them to exchanges. It knows no engine:
+adapters are upkeep's.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Coroutine
+from random import Random
+
+from gateway.accounts import Account
+from gateway.admission import DrainRate, RetryBudget, WaitingLine
+from gateway.api import LocalRoute, ModelCard, Refusal, models_body
+from gateway.auth import Keyring
+from gateway.config import BackendSpec, GatewayConfig, split_address
+from gateway.deadlines import Deadlines
+from gateway.dispatch import Dispatcher
+from gateway.fleet import Fleet, Replica
+from gateway.forward import Exchange
+from gateway.homes import ResponseHomes
+from gateway.logs import Logs
+from gateway.metrics import RequestMetrics
+from gateway.relay.downstream import ClientConnection
+from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_check
+from gateway.signals import RequestIds
+
+OVERLOAD_WAIT_S = 1.0
+FLUSH_S = 1.0
+OVERLOAD_WAIT_MAX_S = 60.0
+_JSON = [(b"content-type", b"application/json")]
+
+
+class _LineTick:
+    """While somebody waits, each sweep offers places: a backend may have come up, or its overload may be over."""
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+        self.due_s = 0.0
+
+    def on_due(self, now_s: float) -> None:
+        self._plane.release_line()
+
+
+class DataPlane:
+    """See the module's words. `now` must tell the loop's time, at whatever resolution."""
+
+    def __init__(
+        self, config: GatewayConfig, logs: Logs, rng: Random, loop: asyncio.AbstractEventLoop, now: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.limits = config.limits
+        self.timeouts = config.timeouts
+        self.loop = loop
+        self.now = now
+        self.logs = logs
+        self.deadlines = Deadlines(loop)
+        self.ids = RequestIds(f"{rng.getrandbits(48):012x}")
+        self.fleet = Fleet(config.health)
+        self.keyring = Keyring(config.keys)
+        self.dispatcher = Dispatcher(config.model, rng)
+        self.line: WaitingLine[Exchange] = WaitingLine(config.queue)
+        self.retry_budget = RetryBudget(config.retry)
+        self.response_homes = ResponseHomes(config.limits.response_ids)
+        self.metrics = RequestMetrics(config.limits.model_labels)
+        self.draining = False
+        self.held_bytes = 0
+        self.generation = 1
+        self._rng = rng
+        self._drain_rate = DrainRate()
+        self._pools: dict[str, BackendPool] = {}
+        self._guard = network_check(config.admin.networks)
+        self._clients: set[ClientConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._tick = _LineTick(self)
+        self._aliases = _aliases(config)
+        self._idle = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<DataPlane {len(self._clients)} connections, {len(self.line)} waiting, {self.fleet!r}>"
+
+    # -- listener
+
+    async def listen(self) -> None:
+        """Open the data listener. Raises OSError."""
+        listen = self.config.listen
+        host, port = split_address(listen.data)
+        context = None
+        if listen.tls_cert_file:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(listen.tls_cert_file, listen.tls_key_file or None)
+        server = await self.loop.create_server(
+            self._accept, host, port, backlog=listen.backlog, reuse_port=listen.reuse_port or None, ssl=context
+        )
+        self._servers.append(server)
+
+    def _accept(self) -> ClientConnection:
+        return ClientConnection(self, lambda client: Exchange(self, client))
+
+    @property
+    def port(self) -> int:
+        """The data listener's port (of the first socket)."""
+        return int(self._servers[0].sockets[0].getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """Open client connections."""
+        return len(self._clients)
+
+    @property
+    def busy(self) -> int:
+        """Connections with a request on them."""
+        return sum(not client.idle for client in self._clients)
+
+    def joined(self, connection: ClientConnection) -> bool:
+        """A client connected. False when there are too many."""
+        self._clients.add(connection)
+        return len(self._clients) <= self.limits.connections
+
+    def left(self, connection: ClientConnection) -> None:
+        """A client's connection is gone."""
+        self._clients.discard(connection)
+        if self.draining and not self._clients:
+            self._idle.set()
+
+    # -- backends
+
+    def add_backend(self, spec: BackendSpec) -> Replica:
+        """Take a backend into the table and open its pool."""
+        replica = self.fleet.added(spec)
+        self._open_pool(spec)
+        return replica
+
+    def respecify_backend(self, spec: BackendSpec) -> Replica:
+        """Replace a backend's settings; a new address gets a new pool."""
+        old = self.fleet.get(spec.name)
+        assert old is not None
+        moved = old.spec.url != spec.url or old.spec.declared != spec.declared
+        replica = self.fleet.respecified(spec.name, spec)
+        if moved:
+            self._pools[spec.name].close()
+            self._open_pool(spec)
+        return replica
+
+    def remove_backend(self, name: str) -> None:
+        """Forget a backend. Requests on it finish."""
+        self.fleet.removed(name)
+        self._pools.pop(name).close()
+
+    def _open_pool(self, spec: BackendSpec) -> None:
+        self._pools[spec.name] = BackendPool(spec.url, self.config.pool, self.limits, self.address_check(spec))
+
+    def address_check(self, spec: BackendSpec) -> AddressCheck:
+        """What addresses this backend may have: free for declared ones, guarded for those added by REST."""
+        return any_address if spec.declared else self.guarded_address
+
+    def guarded_address(self, address: str) -> bool:
+        """The rule for addresses that came by REST, as configured now."""
+        return self._guard(address)
+
+    def pool(self, replica: Replica) -> BackendPool:
+        """The pool of a replica in the table."""
+        return self._pools[replica.spec.name]
+
+    def pools(self) -> tuple[BackendPool, ...]:
+        """All pools."""
+        return tuple(self._pools.values())
+
+    # -- models
+
+    def resolve(self, name: str) -> str | None:
+        """A requested name to the name that backends serve; None when nobody does. "" means the only model there is."""
+        fleet = self.fleet
+        if name and (fleet.routable(name) or name in fleet.models()):
+            return name
+        target = self._aliases.get(name)
+        if target is not None and target in fleet.models():
+            return target
+        if not name:
+            known = fleet.models()
+            return known[0] if len(known) == 1 else None
+        return None
+
+    def known_models(self) -> tuple[str, ...]:
+        """Served models and their aliases."""
+        served = self.fleet.models()
+        return tuple(sorted({*served, *(alias for alias, target in self._aliases.items() if target in served)}))
+
+    def _cards(self) -> list[ModelCard]:
+        served = self.fleet.models()
+        lengths: dict[str, int] = {}
+        for replica in self.fleet:
+            for model in replica.models:
+                length = replica.identity.max_model_len
+                if length:
+                    lengths[model] = min(length, lengths.get(model, length))
+        cards = [ModelCard(model, lengths.get(model, 0)) for model in served]
+        cards += [ModelCard(a, lengths.get(t, 0), t) for a, t in sorted(self._aliases.items()) if t in served]
+        return cards
+
+    def local_answer(self, local: LocalRoute) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """(status, headers, body) of a route that the gateway answers itself."""
+        if local.what == "options":
+            return 204, [(b"allow", b"GET, HEAD, POST, DELETE, OPTIONS")], b""
+        if local.what == "models":
+            return 200, _JSON, models_body(self._cards())
+        if local.what == "model":
+            return self._model_answer(local.argument)
+        if local.what == "readyz" and (self.draining or not any(r.state == "ready" for r in self.fleet)):
+            return 503, [*_JSON, (b"retry-after", b"1")], b'{"status":"not ready"}'
+        if local.what == "root":
+            return 200, _JSON, b'{"service":"leeway","api":"/v1"}'
+        return 200, _JSON, b'{"status":"ok"}'
+
+    def _model_answer(self, name: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        for card in self._cards():
+            if card.id == name:
+                return 200, _JSON, models_body([card])[len(b'{"object":"list","data":[') : -2]
+        known = ", ".join(self.known_models()[:20])
+        refusal = Refusal(
+            404, "model_not_found", f"The model {name[:200]!r} does not exist here. Known models: {known}.", param="model"
+        )
+        return 404, refusal.headers, refusal.body("openai")
+
+    # -- what exchanges ask
+
+    def charge_body(self, size: int) -> bool:
+        """Hold `size` more body bytes, if the total allows it."""
+        if self.held_bytes + size > self.limits.bodies_bytes:
+            return False
+        self.held_bytes += size
+        return True
+
+    def release_body(self, size: int) -> None:
+        """Hold them no longer."""
+        self.held_bytes -= size
+        assert self.held_bytes >= 0
+
+    def enqueue(self, model: str, exchange: Exchange) -> None:
+        """Join the line. Raises Refusal (429) when it is full."""
+        if self.line.full:
+            raise Refusal(429, "queue_full", "The waiting line is full.", retry_after_s=self.drain_wait_s(model))
+        self.line.push(model, exchange)
+        self.deadlines.add(self._tick)
+
+    def dequeue(self, model: str, exchange: Exchange) -> None:
+        """Leave the line, if still in it."""
+        self.line.remove(model, exchange)
+
+    def release_line(self) -> None:
+        """Offer places to whoever waits."""
+        for model in self.line.models():
+            self.line.release(model, Exchange.offered)
+        if not len(self.line):
+            self.deadlines.discard(self._tick)
+
+    def drain_wait_s(self, model: str) -> int:
+        """What a refusal's Retry-After says: until the line has drained at the present rate."""
+        return self._drain_rate.retry_after_s(self.line.waiting(model), self.now())
+
+    def probe_wait_s(self) -> int:
+        """Retry-After when no backend is up: two probe periods."""
+        return max(1, round(2 * self.config.health.interval_s))
+
+    def overload_wait_s(self, retry_after: bytes | None) -> float:
+        """How long a backend that said 429 or 503 is left alone."""
+        if retry_after is not None and retry_after.isdigit() and len(retry_after) < 9:
+            return min(OVERLOAD_WAIT_MAX_S, max(OVERLOAD_WAIT_S, float(retry_after)))
+        return OVERLOAD_WAIT_S
+
+    def answer_lines(self, account: Account) -> bytes:
+        """Our own header lines on a relayed answer."""
+        return b"x-request-id: %b\r\nx-leeway-backend: %b\r\nserver-timing: queue;dur=%.2f, connect;dur=%.2f\r\n" % (
+            account.request_id.encode(),
+            account.backend.encode(),
+            (account.dispatched_s - account.accepted_s) * 1e3,
+            (account.sent_s - account.dispatched_s) * 1e3,
+        )
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run a short task that this plane owns."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def settled(self, account: Account) -> None:
+        """A request has its end."""
+        self.metrics.record(account)
+        self.logs.access(account)
+        if account.attempts:
+            self._drain_rate.left(account.finished_s)
+            if len(self.line):
+                self.release_line()
+
+    # -- configuration and end
+
+    def adopt(self, config: GatewayConfig) -> None:
+        """Swap in a validated configuration; listeners and backends are the caller's."""
+        keyring = Keyring(config.keys)
+        keyring.adopt(self.keyring)
+        self.keyring = keyring
+        self.config, self.limits, self.timeouts = config, config.limits, config.timeouts
+        self.dispatcher = Dispatcher(config.model, self._rng)
+        self._aliases = _aliases(config)
+        self._guard = network_check(config.admin.networks)
+        self.generation += 1
+
+    async def drain(self, limit_s: float) -> None:
+        """Stop accepting, let requests finish for `limit_s`, then give each that is left one error."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        for client in [c for c in self._clients if c.idle]:
+            client.close()
+        if self._clients:
+            try:
+                await asyncio.wait_for(self._idle.wait(), limit_s)
+            except TimeoutError:
+                for client in list(self._clients):
+                    client.drain_cut()
+                await self._flushed()
+
+    async def _flushed(self) -> None:
+        """The last errors are on their way; a client that does not read is not waited for."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), FLUSH_S)
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """End everything that is left."""
+        for client in list(self._clients):
+            client.abort()
+        for pool in self._pools.values():
+            pool.close()
+        self.deadlines.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.timeouts.connect_s)
+
+
+def _aliases(config: GatewayConfig) -> dict[str, str]:
+    return {alias: spec.name for spec in config.models for alias in spec.aliases}

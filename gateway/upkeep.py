@@ -1,0 +1,136 @@
+"""Periodic effects: probing backends, the wedge rule, finishing drains, learning idle limits. Shell.
+
+One task per backend, owned here and cancelled with it. Results go into the fleet as events; what the fleet did with
+them is logged. Probe failures are never request failures.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from backends.base import Adapter, Identity, ProbeFailedError
+from backends.control_http import BackendControl, ControlSession
+from backends.registry import adapter_for
+from gateway.config import BackendSpec
+from gateway.fleet import Replica
+from gateway.relay.pool import any_address
+from gateway.server import DataPlane
+
+IDENTIFY_EVERY = 10
+HOUSEKEEPING_S = 0.1
+
+
+class Upkeep:
+    """See the module's words. `removed` is told when a drain that ends in removal is over."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._free = ControlSession(any_address)
+        self._guarded = ControlSession(plane.guarded_address)
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._housekeeper: asyncio.Task[None] | None = None
+        self._removals: dict[str, Callable[[], None]] = {}
+
+    def start(self) -> None:
+        """Begin with what is in the fleet."""
+        self._housekeeper = asyncio.create_task(self._keep_house())
+        for replica in self._plane.fleet:
+            self.watch(replica.name)
+
+    def watch(self, name: str) -> None:
+        """Probe a backend from now on (again from the beginning if it was watched)."""
+        self.unwatch(name)
+        self._watchers[name] = asyncio.create_task(self._watch(name), name=f"probe-{name}")
+
+    def unwatch(self, name: str) -> None:
+        """Stop probing it."""
+        task = self._watchers.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    def when_drained(self, name: str, then: Callable[[], None]) -> None:
+        """Call `then` once the draining backend has nothing in flight, or its drain limit is over."""
+        self._removals[name] = then
+
+    def control(self, spec: BackendSpec, timeout_s: float) -> BackendControl:
+        """Control requests to one backend, under its address rule."""
+        session = self._free if spec.declared else self._guarded
+        return BackendControl(session, spec.url, spec.api_key, timeout_s)
+
+    async def close(self) -> None:
+        """Stop all of it."""
+        tasks = [*self._watchers.values(), *([self._housekeeper] if self._housekeeper else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._free.close()
+        await self._guarded.close()
+
+    # -- probing
+
+    async def _watch(self, name: str) -> None:
+        rounds = 0
+        adapter: Adapter | None = None
+        while True:
+            replica = self._plane.fleet.get(name)
+            if replica is None:
+                return
+            health = self._plane.config.health
+            http = self.control(replica.spec, health.timeout_s)
+            try:
+                if adapter is None or rounds % IDENTIFY_EVERY == 0:
+                    adapter = await adapter_for(replica.spec.engine, http)
+                    identity = self._named(replica, await adapter.identify(http))
+                else:
+                    await adapter.check(http)
+                    identity = replica.identity
+                if replica.wedged:
+                    await self._try_revival(replica, adapter)
+                self._plane.fleet.probed(replica, identity, self._plane.now())
+                rounds += 1
+            except ProbeFailedError as error:
+                rounds = 0
+                self._plane.fleet.probe_failed(replica, str(error), self._plane.now())
+            await asyncio.sleep(health.interval_s)
+
+    @staticmethod
+    def _named(replica: Replica, found: Identity) -> Identity:
+        """Declared model names win over what the server lists."""
+        if not replica.spec.models:
+            return found
+        return Identity(found.engine, found.version, replica.spec.models, found.kind, found.max_model_len)
+
+    async def _try_revival(self, replica: Replica, adapter: Adapter) -> None:
+        """Health is fine but requests got nothing: only a token proves that it works again."""
+        model = replica.models[0] if replica.models else ""
+        http = self.control(replica.spec, max(1.0, self._plane.config.health.timeout_s))
+        if await adapter.generates(http, model):
+            self._plane.fleet.revived(replica, self._plane.now())
+
+    # -- housekeeping
+
+    async def _keep_house(self) -> None:
+        while True:
+            now_s = self._plane.now()
+            for pool in self._plane.pools():
+                pool.sweep(now_s)
+            self._find_wedged(now_s)
+            self._finish_drains(now_s)
+            for move in self._plane.fleet.transitions():
+                level = "warning" if move.after == "down" else "info"
+                self._plane.logs.event(
+                    level, "backend", name=move.name, before=move.before, after=move.after, reason=move.reason
+                )
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _find_wedged(self, now_s: float) -> None:
+        limit_s = self._plane.config.health.wedge_s
+        for replica in self._plane.fleet:
+            if replica.state == "ready" and replica.streams > 0 and now_s - replica.last_byte_s > limit_s:
+                self._plane.fleet.wedged(replica)
+
+    def _finish_drains(self, now_s: float) -> None:
+        for name in list(self._removals):
+            replica = self._plane.fleet.get(name)
+            over = replica is None or replica.in_flight == 0 or now_s >= (replica.drain_until_s or 0.0)
+            if over:
+                self._removals.pop(name)()
