@@ -28,7 +28,7 @@ from predictor.instance import Instance
 __all__ = ["MockConfig", "MockEngine", "SeenRequest", "serve_mock"]
 
 _BACKLOG = 4096
-_CLOSE_TIMEOUT_S = 1.0
+_CLOSE_TIMEOUT_S = 0.001  # aiohttp reads 0 as no limit at all
 
 
 class MockEngine:
@@ -71,13 +71,13 @@ class MockEngine:
         return self.url
 
     async def close(self) -> None:
-        """Stop the engine: answers under way break off, connections close."""
-        if self._core is not None:
-            self._core.stop()
+        """Stop at once, as a killed process would: answers under way break off unfinished, connections close."""
         if self._responses is not None:
             await self._responses.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._core is not None:
+            self._core.stop()
 
     @property
     def serving(self) -> Serving:

@@ -165,9 +165,7 @@ def schema_form(kind: str | None, schema: object) -> Form:
     raise bad_field(f"response format {kind!r} is unknown", "response_format")
 
 
-def _sampled(
-    body: Body, headers: Mapping[str, str], prompts: tuple[Prompt, ...], max_tokens: int | None, form: Form
-) -> Ask:
+def _sampled(body: Body, headers: Mapping[str, str], prompts: tuple[Prompt, ...], max_tokens: int | None, form: Form) -> Ask:
     n = body.integer("n", low=1) or 1
     if n * len(prompts) > CHOICES_MAX:
         raise bad_request(f"at most {CHOICES_MAX} choices a request", "n")

@@ -34,9 +34,7 @@ class _MessageStream:
         reply = self._generation.replies[choice]
         text = reply.token(position)
         delta = (
-            {"type": "text_delta", "text": text}
-            if reply.tool is None
-            else {"type": "input_json_delta", "partial_json": text}
+            {"type": "text_delta", "text": text} if reply.tool is None else {"type": "input_json_delta", "partial_json": text}
         )
         return _named({"type": "content_block_delta", "index": 0, "delta": delta})
 

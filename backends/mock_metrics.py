@@ -46,9 +46,7 @@ class Metrics:
         """Let the gauges read from the core."""
         self._gauge("num_requests_running", "Sequences in the batch.").set_function(lambda: core.running)
         self._gauge("num_requests_waiting", "Sequences in the queue.").set_function(lambda: core.waiting)
-        self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.").set_function(
-            lambda: core.instance.kv_usage
-        )
+        self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.").set_function(lambda: core.instance.kv_usage)
 
     def text(self) -> bytes:
         """The exposition."""

@@ -115,9 +115,7 @@ class ResponsesFace:
             hints=decode_hints(body, headers),
         )
         response_id = body.text("request_id") or f"resp_{uuid.uuid4().hex}"
-        call = Call(
-            response_id, ask, body.flag("store", default=True), body.flag("background"), repeated_settings(body)
-        )
+        call = Call(response_id, ask, body.flag("store", default=True), body.flag("background"), repeated_settings(body))
         if call.background and not call.store:
             raise bad_request("background needs store", "background")
         return call, texts, messages

@@ -110,9 +110,7 @@ class Generation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._serving.close(self)
 
     def _take(self) -> list[Progress]:
@@ -159,9 +157,7 @@ class Serving:
         request_id = ask.hints.request_id or uuid.uuid4().hex
         self.recent.append(_seen(http, ask, request_id))
         model = self.check_model(ask.model)
-        planned = [
-            (prompt, self._plan(ask, model, prompt, choice)) for prompt in ask.prompts for choice in range(ask.n)
-        ]
+        planned = [(prompt, self._plan(ask, model, prompt, choice)) for prompt in ask.prompts for choice in range(ask.n)]
         limit = self.config.max_queued
         if limit is not None and self.core.waiting >= limit:
             self.refused += 1

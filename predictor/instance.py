@@ -156,7 +156,8 @@ class Instance:
         self._schedule_running(batch, step.events, now_s)
         if self.preemptions == preemptions_before:
             self._admit(batch, step.events, now_s)
-        assert self._free_blocks >= 0 and batch.budget >= 0, repr(self)
+        assert self._free_blocks >= 0, repr(self)
+        assert batch.budget >= 0, repr(self)
         assert len(self._by_id) == len(self._running) + len(self._waiting), repr(self)
         if not self._running:
             assert not self._waiting, f"nobody can be admitted to an empty batch: {self!r}"

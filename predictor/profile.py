@@ -30,10 +30,7 @@ class StepProfile:
     def step_s(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
         """Seconds of a step with so many prompt tokens, decoding sequences and context tokens read by those."""
         return (
-            self.base_s
-            + self.prefill_token_s * prefill_tokens
-            + self.decode_seq_s * decode_seqs
-            + self.kv_token_s * kv_tokens
+            self.base_s + self.prefill_token_s * prefill_tokens + self.decode_seq_s * decode_seqs + self.kv_token_s * kv_tokens
         )
 
 
@@ -78,23 +75,17 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # Llama-2-7B on one H100 (papers.md section 3); the long context lets coding agents' prompts in.
         "demo-fast": Preset(
             StepProfile(base_s=5.95e-3, prefill_token_s=16.7e-6, decode_seq_s=27.9e-6, kv_token_s=169e-9),
-            EngineLimits(
-                kv_blocks=8192, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=131072
-            ),
+            EngineLimits(kv_blocks=8192, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=131072),
         ),
         # Llama-2-7B on one A30 (papers.md section 2.1), with the chunk and the cap of that set-up.
         "demo-slow": Preset(
             StepProfile(base_s=19.37e-3, prefill_token_s=73.4e-6, decode_seq_s=73.7e-6, kv_token_s=715e-9),
-            EngineLimits(
-                kv_blocks=8192, block_size=16, max_num_seqs=48, max_num_batched_tokens=512, max_model_len=131072
-            ),
+            EngineLimits(kv_blocks=8192, block_size=16, max_num_seqs=48, max_num_batched_tokens=512, max_model_len=131072),
         ),
         # No time at all: for tests of shapes, and to measure what stands in front of an engine.
         "instant": Preset(
             StepProfile(base_s=0.0, prefill_token_s=0.0, decode_seq_s=0.0, kv_token_s=0.0),
-            EngineLimits(
-                kv_blocks=65536, block_size=16, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=131072
-            ),
+            EngineLimits(kv_blocks=65536, block_size=16, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=131072),
         ),
     }
 )

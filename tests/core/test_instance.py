@@ -85,7 +85,8 @@ def test_the_newest_is_preempted_and_computes_prompt_and_output_again() -> None:
     assert instance.free_blocks == 1 - 0 - 1
     events = instance.finish_step(5.0)
     assert events == (Admitted("new", 2.0), FirstToken("new", 5.0), Decoded(("old",), 5.0))
-    assert instance.preemptions == 1 and (instance.running, instance.waiting) == (1, 1)
+    assert instance.preemptions == 1
+    assert (instance.running, instance.waiting) == (1, 1)
     assert instance.finish_step(10.0) == (Preempted("new", 5.0), Decoded(("old",), 10.0))
     rest = [event for _, events in steps(instance) for event in events]
     again = [event for event in rest if isinstance(event, Admitted)]
@@ -110,10 +111,13 @@ def test_abort_frees_at_once_and_lets_the_step_run_out() -> None:
     instance = Instance(PROFILE, ROOMY)
     instance.submit(request("a", 8, 5), now_s=0.0)
     instance.submit(request("b", 8, 5), now_s=0.0)
-    assert instance.abort("a") and instance.free_blocks == 64 and instance.step_ends_at_s == 3.0
+    assert instance.abort("a")
+    assert instance.free_blocks == 64
+    assert instance.step_ends_at_s == 3.0
     assert not instance.abort("a"), "gone"
     assert instance.finish_step(3.0) == (Admitted("a", 0.0),)
-    assert instance.running == 1 and instance.abort("b")
+    assert instance.running == 1
+    assert instance.abort("b")
     assert instance.finish_step(6.0) == (Admitted("b", 3.0),)
     assert instance.step_ends_at_s is None
 
@@ -204,10 +208,12 @@ def test_conservation(operations: list[tuple[str, int, int]]) -> None:
         elif instance.step_ends_at_s is not None:
             settle(float(first))
         assert instance.running + instance.waiting == len(live)
-        assert 0 <= instance.free_blocks <= SMALL.kv_blocks and instance.running <= SMALL.max_num_seqs
+        assert 0 <= instance.free_blocks <= SMALL.kv_blocks
+        assert instance.running <= SMALL.max_num_seqs
     while instance.step_ends_at_s is not None:
         settle(0.0)
-    assert not live and instance.free_blocks == SMALL.kv_blocks
+    assert not live
+    assert instance.free_blocks == SMALL.kv_blocks
     assert sum(isinstance(event, Preempted) for event in events) <= instance.preemptions
     admissions = Counter(event.request_id for event in events if isinstance(event, Admitted))
     preemptions = Counter(event.request_id for event in events if isinstance(event, Preempted))
