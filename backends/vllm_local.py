@@ -16,6 +16,8 @@ _HOST = "127.0.0.1"
 _TAIL_BYTES = 4096
 _PROBE_GAP_S = 0.2
 _PROBE_TIMEOUT_S = 2.0
+# 96 blocks of 128 tokens at 23,040 bytes a token (SmolLM2-135M: 30 layers, 3 KV heads of 64, bf16), rounded up.
+_KV_BYTES = 300_000_000
 _SETUP = "tests/engine/setup.sh"
 
 
@@ -27,7 +29,7 @@ class LocalVllmError(RuntimeError):
 class VllmLaunch:
     """How one server is started: interpreter of the engine's environment, checkpoint folder, name and port.
 
-    `extra_args` come last, so they override the defaults (vLLM takes the last value of an option).
+    `extra_args` and `extra_env` come last, so they override the defaults (vLLM takes the last value of an option).
     """
 
     python: Path
@@ -35,6 +37,7 @@ class VllmLaunch:
     served_name: str
     port: int
     extra_args: tuple[str, ...] = ()
+    extra_env: tuple[tuple[str, str], ...] = ()
 
     @property
     def url(self) -> str:
@@ -42,17 +45,14 @@ class VllmLaunch:
         return f"http://{_HOST}:{self.port}"
 
     def command(self) -> tuple[str, ...]:
-        """The program and its arguments. The console command `vllm` does not work in the CPU package, the module does."""
-        return (
-            str(self.python),
-            *("-m", "vllm.entrypoints.openai.api_server"),
-            *("--host", _HOST, "--port", str(self.port)),
-            *("--model", str(self.model_dir), "--served-model-name", self.served_name),
-            *("--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
-            # A number of blocks, since the memory of VLLM_CPU_KVCACHE_SPACE is counted in whole GiB and touched at once.
-            *("--enforce-eager", "--num-gpu-blocks-override", "96"),
-            *self.extra_args,
-        )
+        """The program and its arguments. A module, since the CPU package's console command `vllm` does not work."""
+        model = ("--model", str(self.model_dir), "--served-model-name", self.served_name)
+        sizes = ("--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512")
+        # By default vLLM claims 92 % of a NUMA node's memory at its start, and a second server then refuses to run.
+        memory = ("--num-gpu-blocks-override", "96", "--kv-cache-memory-bytes", str(_KV_BYTES))
+        listen = ("--host", _HOST, "--port", str(self.port))
+        module = (str(self.python), "-m", "vllm.entrypoints.openai.api_server")
+        return (*module, *listen, *model, *sizes, *memory, "--enforce-eager", *self.extra_args)
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The child's environment: what is inherited, and settings without which several servers share cores badly."""
@@ -65,6 +65,7 @@ class VllmLaunch:
             "VLLM_NO_USAGE_STATS": "1",
             # The directory that we are started from must not shadow the engine's packages.
             "PYTHONSAFEPATH": "1",
+            **dict(self.extra_env),
         }
 
 
@@ -72,9 +73,7 @@ def find_engine(environment_dir: Path, models_dir: Path, model: str = "smollm2")
     """(interpreter, checkpoint folder) as tests/engine/setup.sh leaves them. Raises LocalVllmError with the remedy."""
     python = environment_dir / "bin" / "python"
     checkpoint = models_dir / model
-    missing = [
-        str(p) for p in (environment_dir / ".leeway-stamp", python, checkpoint / "config.json") if not p.exists()
-    ]
+    missing = [str(p) for p in (environment_dir / ".leeway-stamp", python, checkpoint / "config.json") if not p.exists()]
     if missing:
         raise LocalVllmError(
             f"The real engine is not installed (missing: {', '.join(missing)}).\n"
