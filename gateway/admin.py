@@ -1,33 +1,111 @@
-"""The control plane's HTTP face (temporary minimum; see operations.py)."""
+"""The control plane's HTTP face: its own listener, its own credential (decisions 1 and 12). Shell; aiohttp.
+
+Everything needs the admin key but health and the API's description, and, on a loopback listener, the metrics. Changes
+go through Operations; this module and its siblings only translate. The settings library is not loaded at start.
+"""
 
 from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from gateway.admin_backends import BackendRoutes
+from gateway.admin_http import (
+    BODY_BYTES,
+    Gate,
+    Handler,
+    Models,
+    answer,
+    errors,
+    guard,
+    is_loopback,
+    plain_headers,
+    quiet_logger,
+)
+from gateway.admin_views import Reloaded
+from gateway.admin_workers import WorkerRoutes
+from gateway.api import LocalRoute
 from gateway.config import split_address
 from gateway.metrics import exposition
 from gateway.operations import Operations
 
+CLOSE_S = 1.0
+
 
 class ControlPlane:
-    """The control listener."""
+    """The control listener. `port` is known once started."""
 
     def __init__(self, operations: Operations, key: str) -> None:
         self._operations = operations
-        self._key = key
+        self._plane = operations.plane
+        self._gate = Gate(key)
+        self._models = Models()
+        self._document = b""
+        self._host, self._wanted_port = split_address(self._plane.config.listen.control)
+        self.port = 0
 
     async def start(self) -> None:
-        """Listen."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None)
+        """Listen. Raises OSError when the address is taken."""
+        logs = self._plane.logs
+        app = web.Application(middlewares=[errors(logs), guard(self._gate, self._is_free)], client_max_size=BODY_BYTES)
+        for method, path, handler in self.routes():
+            app.router.add_route(method, path, handler)
+        app.on_response_prepare.append(plain_headers)
+        self._runner = web.AppRunner(app, access_log=None, logger=quiet_logger(logs), shutdown_timeout=CLOSE_S)
         await self._runner.setup()
-        host, port = split_address(self._operations.plane.config.listen.control)
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
+        await web.TCPSite(self._runner, self._host, self._wanted_port).start()
         self.port = int(self._runner.addresses[0][1])
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=exposition(self._operations.plane), content_type="text/plain")
 
     async def close(self) -> None:
         """Close."""
         await self._runner.cleanup()
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Every route as (method, path, handler)."""
+        return [
+            *BackendRoutes(self._operations, self._models).routes(),
+            *WorkerRoutes(self._operations, self._models).routes(),
+            ("GET", "/admin/config", self._config),
+            ("POST", "/admin/reload", self._reload),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/health", self._health),
+            ("GET", "/livez", self._livez),
+            ("GET", "/readyz", self._readyz),
+            ("GET", "/openapi.json", self._openapi),
+        ]
+
+    def _is_free(self, handler: object) -> bool:
+        """Whether a route needs no key."""
+        if handler == self._metrics:
+            return is_loopback(self._host)
+        return handler in (self._health, self._livez, self._readyz, self._openapi)
+
+    async def _config(self, request: web.Request) -> web.Response:
+        await self._models.loaded()
+        from gateway.config_file import masked
+
+        return answer(200, masked(self._plane.config))
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        waiting = await self._operations.reload()
+        return answer(200, Reloaded(self._plane.generation, waiting))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=exposition(self._plane), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return self._local(LocalRoute("health"))
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        return self._local(LocalRoute("livez"))
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        return self._local(LocalRoute("readyz"))
+
+    def _local(self, route: LocalRoute) -> web.Response:
+        """As the data listener answers it."""
+        status, headers, body = self._plane.local_answer(route)
+        return web.Response(status=status, body=body, headers=[(n.decode(), v.decode()) for n, v in headers])
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        if not self._document:
+            self._document = await self._models.document()
+        return web.Response(body=self._document, content_type="application/json")

@@ -18,7 +18,7 @@ from gateway.config import GatewayConfig
 from gateway.logs import LineWriter, Logs
 from gateway.operations import OperationError, Operations
 from gateway.server import DataPlane
-from gateway.store import BackendStore
+from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
 
 Load = Callable[[], GatewayConfig]
@@ -85,10 +85,14 @@ class App:
         await asyncio.gather(drain, stop, return_exceptions=True)
 
     def _reload(self) -> None:
+        self.plane.spawn(self._reload_quietly())
+
+    async def _reload_quietly(self) -> None:
         try:
-            self.operations.reload()
-        except OperationError:
-            return  # reload() has logged it; the old configuration serves on
+            await self.operations.reload()
+        except OperationError as error:
+            if error.code == "no_file":  # the one refusal that reload() has not logged; else the old one serves on
+                self.logs.event("warning", "reload refused", error=error.message)
 
     async def close(self) -> None:
         """Close everything, in the order of dependence."""
@@ -122,10 +126,14 @@ async def _serve(config: GatewayConfig, load: Load | None) -> None:
 
 
 def serve(config: GatewayConfig, load: Load | None) -> None:
-    """Run a gateway until it is told to end. Raises OSError when an address is taken."""
+    """Run a gateway until it is told to end. Raises OSError when an address is taken, SystemExit for a bad state file."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(_serve(config, load))
+        run = asyncio.run
     else:
-        uvloop.run(_serve(config, load))
+        run = uvloop.run
+    try:
+        run(_serve(config, load))
+    except StoreError as error:
+        raise SystemExit(str(error)) from None

@@ -2,29 +2,47 @@
 
 The admin REST face, SIGHUP and start-up all come through here, so that a change by any of them takes one path:
 validate, build, swap, then let go of the old. Backends that came by REST are kept in the store and return after a
-restart; declared ones are the file's.
+restart; declared ones are the file's. What is refused leaves everything as it was.
 """
 
-import dataclasses
+import asyncio
+import re
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.addresses import AddressError, check_url
 from gateway.config import BackendSpec, GatewayConfig
 from gateway.fleet import Replica
 from gateway.server import DataPlane
-from gateway.store import BackendStore
+from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
+
+# What only a restart applies: None stands for a whole section.
+FIXED: dict[str, tuple[str, ...] | None] = {
+    "listen": None,
+    "queue": None,
+    "retry": None,
+    "pool": None,
+    "log": None,
+    "limits": ("response_ids", "model_labels"),
+    "health": ("failures", "poison_ttl_s"),
+    "admin": ("key", "key_file", "state_file"),
+}
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class OperationError(Exception):
-    """The operator asked for something that can't be; `status` is the HTTP status it maps to."""
+    """The operator asked for something that can't be; `status` is the HTTP status it maps to, `param` the field."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
+        self.param = param
 
 
 class Operations:
@@ -37,35 +55,52 @@ class Operations:
         self._upkeep = upkeep
         self._store = store
         self._load = load
+        self._started_with = plane.config
+        self._reloading = asyncio.Lock()
 
     def start(self) -> None:
-        """Take in declared and stored backends. A stored one whose name was since declared gives way."""
+        """Take in declared and stored backends; the file takes over a name that both have. Raises StoreError."""
         for spec in self.plane.config.backends:
             self.plane.add_backend(spec)
-        for spec in self._store.all():
+        stored, problems = self._store.read()
+        for problem in problems:
+            self.plane.logs.event("error", "stored backend skipped", problem=problem)
+        for spec in stored:
             if self.plane.fleet.get(spec.name) is None:
                 self.plane.add_backend(spec)
+            else:
+                self._store.delete(spec.name)
+                self._log("taken over by the file", spec.name)
         self._upkeep.start()
+
+    def leaving(self, name: str) -> bool:
+        """Whether the backend will be removed once its drain is over."""
+        return self._upkeep.leaving(name)
 
     def add(self, spec: BackendSpec) -> None:
         """Add a backend (it starts as `starting`). Raises OperationError: 409 for a name in use, 400 for a bad URL."""
         self._check(spec)
+        if self.leaving(spec.name):
+            raise OperationError(409, "being_removed", f"Backend {spec.name!r} is still being removed.", "name")
         if self.plane.fleet.get(spec.name) is not None:
-            raise OperationError(409, "name_in_use", f"A backend named {spec.name!r} exists.")
+            raise OperationError(409, "name_in_use", f"A backend named {spec.name!r} exists.", "name")
         if len(self.plane.fleet) >= self.plane.config.admin.backends_max:
             raise OperationError(409, "too_many_backends", "The limit of backends is reached.")
-        self._store.put(spec)
+        self._keep(spec)
         self.plane.add_backend(spec)
         self._upkeep.watch(spec.name)
         self._log("added", spec.name)
 
+    def changeable(self, name: str) -> BackendSpec:
+        """The settings of a backend that may be changed. Raises OperationError (404; 409 when declared or leaving)."""
+        return self._known(name, changing=True).spec
+
     def replace(self, spec: BackendSpec) -> None:
-        """Replace a backend's settings. Raises OperationError (404, 400, 409 for declared ones)."""
-        self._known(spec.name, changing=True)
+        """Replace a backend's settings. Raises OperationError (404, 400, 409 as `changeable`)."""
+        self.changeable(spec.name)
         self._check(spec)
-        self._store.put(spec)
-        self.plane.respecify_backend(spec)
-        self._upkeep.watch(spec.name)
+        self._keep(spec)
+        self._respecify(spec)
         self._log("replaced", spec.name)
 
     def drain(self, name: str, timeout_s: float) -> None:
@@ -75,19 +110,86 @@ class Operations:
         self._log("draining", name)
 
     def undrain(self, name: str) -> None:
-        """Call a drain off. Raises OperationError (404, 409)."""
+        """Call a drain off. Raises OperationError (404, 409: not draining, or draining because it is to go)."""
         replica = self._known(name)
+        if self.leaving(name):
+            raise OperationError(409, "being_removed", f"Backend {name!r} is being removed.")
         if replica.state != "draining":
             raise OperationError(409, "not_draining", f"Backend {name!r} is not draining.")
-        self.plane.fleet.undrained(replica)
-        self._upkeep.watch(name)
+        self._undrain(replica)
 
     def remove(self, name: str, timeout_s: float) -> None:
-        """Drain, then remove once nothing is in flight or the time is over. Raises OperationError (404, 409)."""
-        self._known(name, changing=True)
-        self._store.delete(name)
+        """Drain, then remove once nothing is in flight or the time is over; again: with the new time.
+
+        Raises OperationError (404, 409 for declared ones, 503).
+        """
+        if self._known(name).spec.declared:
+            raise _declared(name)
+        try:
+            self._store.delete(name)
+        except StoreError as error:
+            raise self._unwritable(error) from None
+        self._let_go(name, timeout_s)
+
+    # -- reload
+
+    async def reload(self) -> tuple[str, ...]:
+        """Read the configuration again, beside the loop, and swap it in whole; one at a time.
+
+        Returns the changed settings that only a restart applies. Raises OperationError (409, or 422 with every reason);
+        then nothing has changed.
+        """
+        if self._load is None:
+            raise OperationError(409, "no_file", "The gateway was not started from a file.")
+        async with self._reloading:
+            try:
+                config = await asyncio.to_thread(self._load)
+            except ValueError as error:
+                self.plane.logs.event("error", "reload refused", error=str(error))
+                raise OperationError(422, "invalid_config", str(error)) from None
+            self._apply(config)
+        waiting = needs_restart(self._started_with, config)
+        self.plane.logs.event("info", "reloaded", generation=self.plane.generation, needs_restart=waiting)
+        return waiting
+
+    def _apply(self, config: GatewayConfig) -> None:
+        plane = self.plane
+        plane.adopt(config)
+        declared = {spec.name: spec for spec in config.backends}
+        for spec in declared.values():
+            self._declare(spec)
+        # the new first, the old after them: a model whose only backend is replaced has one at each moment
+        for replica in list(plane.fleet):
+            if replica.spec.declared and replica.name not in declared and not self.leaving(replica.name):
+                self._let_go(replica.name, config.timeouts.drain_s)
+
+    def _declare(self, spec: BackendSpec) -> None:
+        current = self.plane.fleet.get(spec.name)
+        if current is None:
+            self.plane.add_backend(spec)
+            self._upkeep.watch(spec.name)
+            return
+        if self.leaving(spec.name):
+            self._upkeep.stay(spec.name)
+            self._undrain(current)
+        if not current.spec.declared:
+            self._forget_stored(spec.name)
+        if current.spec != spec:
+            self._respecify(spec)
+
+    def _forget_stored(self, name: str) -> None:
+        try:
+            self._store.delete(name)
+        except StoreError as error:
+            # it would only come back at a restart after the file dropped the name: not worth refusing the reload
+            self.plane.logs.event("error", "state file", error=str(error))
+        self._log("taken over by the file", name)
+
+    # -- parts
+
+    def _let_go(self, name: str, timeout_s: float) -> None:
         self.drain(name, timeout_s)
-        self._upkeep.when_drained(name, lambda: self._gone(name))
+        self._upkeep.when_drained(name, partial(self._gone, name))
 
     def _gone(self, name: str) -> None:
         if self.plane.fleet.get(name) is not None:
@@ -95,61 +197,79 @@ class Operations:
             self.plane.remove_backend(name)
             self._log("removed", name)
 
-    def reload(self) -> None:
-        """Read the configuration again and swap it in whole. Raises OperationError (422) and changes nothing if it is bad."""
-        if self._load is None:
-            raise OperationError(409, "no_file", "The gateway was not started from a file.")
-        try:
-            config = self._load()
-        except ValueError as error:
-            self.plane.logs.event("error", "reload refused", error=str(error))
-            raise OperationError(422, "invalid_config", str(error)) from None
-        self._apply(config)
-        self.plane.logs.event("info", "reloaded", generation=self.plane.generation)
+    def _undrain(self, replica: Replica) -> None:
+        self.plane.fleet.undrained(replica)
+        self._upkeep.watch(replica.name)
+        self._log("undrained", replica.name)
 
-    def _apply(self, config: GatewayConfig) -> None:
-        plane = self.plane
-        plane.adopt(config)
-        declared = {spec.name: spec for spec in config.backends}
-        for replica in list(plane.fleet):
-            if replica.spec.declared and replica.name not in declared:
-                self.drain(replica.name, config.timeouts.drain_s)
-                self._upkeep.when_drained(replica.name, lambda name=replica.name: self._gone(name))  # type: ignore[misc]
-        for name, spec in declared.items():
-            current = plane.fleet.get(name)
-            if current is None:
-                plane.add_backend(spec)
-                self._upkeep.watch(name)
-            elif current.spec != spec:
-                plane.respecify_backend(spec)
-                self._upkeep.watch(name)
+    def _respecify(self, spec: BackendSpec) -> None:
+        """Swap settings in. A draining backend stays draining, whatever else changes."""
+        old = self._known(spec.name)
+        until_s = old.drain_until_s if old.state == "draining" else None
+        replica = self.plane.respecify_backend(spec)
+        if until_s is not None:
+            self.plane.fleet.drain(replica, until_s)
+        self._upkeep.watch(spec.name)
+
+    def _keep(self, spec: BackendSpec) -> None:
+        try:
+            self._store.put(spec)
+        except StoreError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: StoreError) -> OperationError:
+        self.plane.logs.event("error", "state file", error=str(error))
+        return OperationError(503, "state_not_written", "The state file could not be written; nothing was changed.")
 
     def _check(self, spec: BackendSpec) -> None:
         try:
             check_url(spec.url, guarded=True)
+            address = literal_address(urlsplit(spec.url).hostname or "")
         except AddressError as error:
-            raise OperationError(400, "invalid_url", str(error)) from None
-        host = urlsplit(spec.url).hostname or ""
-        if host.replace(".", "").isdigit() or ":" in host:
-            try:
-                allowed = self.plane.guarded_address(host)
-            except ValueError:
-                allowed = False
-            if not allowed:
-                raise OperationError(400, "address_not_allowed", "The address lies outside the allowed networks.")
+            raise OperationError(400, "invalid_url", str(error), "url") from None
+        if address and not self.plane.guarded_address(address):
+            raise OperationError(400, "address_not_allowed", "The address lies outside the allowed networks.", "url")
 
     def _known(self, name: str, changing: bool = False) -> Replica:
         replica = self.plane.fleet.get(name)
         if replica is None:
-            raise OperationError(404, "no_such_backend", f"No backend is named {name!r}.")
+            raise OperationError(404, "no_such_backend", f"No backend is named {name[:64]!r}.")
         if changing and replica.spec.declared:
-            raise OperationError(409, "declared", f"Backend {name!r} is declared in the configuration file; change it there.")
+            raise _declared(name)
+        if changing and self.leaving(name):
+            raise OperationError(409, "being_removed", f"Backend {name!r} is being removed.")
         return replica
 
     def _log(self, what: str, name: str) -> None:
         self.plane.logs.event("info", f"backend {what}", name=name)
 
 
-def patched(spec: BackendSpec, changes: dict[str, object]) -> BackendSpec:
-    """`spec` with some fields replaced (values already validated)."""
-    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+def _declared(name: str) -> OperationError:
+    return OperationError(409, "declared", f"Backend {name!r} is declared in the configuration file; change it there.")
+
+
+def literal_address(host: str) -> str:
+    """The IP address that a URL's host is, or "" for a name. Raises AddressError for the notations that only C knows.
+
+    A host whose last part is a number is an address to resolvers (127.1, 2130706433, 0x7f000001, 0177.0.0.1), so it
+    must be one in the plain notation: then what is checked here is what is connected to.
+    """
+    numeric = _NUMERIC_LABEL.fullmatch(host.rstrip(".").rpartition(".")[2])
+    if not numeric and ":" not in host:
+        return ""
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        raise AddressError("The URL's host is a number; write an IP address in the plain notation.") from None
+
+
+def needs_restart(old: GatewayConfig, new: GatewayConfig) -> tuple[str, ...]:
+    """The settings that differ and that a reload can't apply, as `section.key`."""
+    found: list[str] = []
+    for section, names in FIXED.items():
+        before, after = getattr(old, section), getattr(new, section)
+        names = names or tuple(field.name for field in fields(before))
+        found += [f"{section}.{name}" for name in names if getattr(before, name) != getattr(after, name)]
+    if "admin.key" in found and not old.admin.key and old.admin.key_file:
+        found.remove("admin.key")  # the gateway made that key itself and kept it in the file
+    return tuple(found)

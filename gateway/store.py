@@ -1,47 +1,100 @@
 """Backends that came by REST, kept in one SQLite file so that a restart has them again. Shell.
 
-The file holds their API keys, so it is created with mode 0600. An empty path keeps everything in memory.
+The file holds their API keys, so it and its journal have mode 0600. An empty path keeps everything in memory. A row
+that no longer validates is left where it is and reported, so that one bad row never keeps the others from coming back.
 """
 
 import json
 import os
+import re
 import sqlite3
+from typing import get_args
 
-from gateway.config import BackendSpec
+from gateway.addresses import check_url
+from gateway.config import BackendSpec, EngineName
 
+MODE = 0o600
+BUSY_S = 0.2
+KEY_CHARACTERS = 4096
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = "CREATE TABLE IF NOT EXISTS backends (name TEXT PRIMARY KEY, spec TEXT NOT NULL)"
 
 
+def sendable(key: str) -> bool:
+    """Whether a backend's key can go into a header: then it is nothing but a key."""
+    return len(key) <= KEY_CHARACTERS and key.isascii() and " " not in key and (key.isprintable() or not key)
+
+
+class StoreError(Exception):
+    """The state file can't be used; the text names the file and the reason, and no content."""
+
+
 class BackendStore:
-    """A table of backend specs. Raises sqlite3.Error when the file can't be used."""
+    """A table of backend specs. Raises StoreError when the file can't be opened, read or written."""
 
     def __init__(self, path: str) -> None:
-        if path:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(_SCHEMA)
+        self._path = path
+        try:
+            if path:
+                _make_private(path)
+            # a second process that holds the file must not stall the loop: little patience
+            self._db = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(_SCHEMA)
+        except (sqlite3.Error, OSError) as error:
+            raise self._error(error) from None
 
-    def all(self) -> tuple[BackendSpec, ...]:
-        """Every stored backend, by name."""
-        rows = self._db.execute("SELECT spec FROM backends ORDER BY name").fetchall()
-        return tuple(_decode(row[0]) for row in rows)
+    def __repr__(self) -> str:
+        return f"<BackendStore {self._path or 'in memory'}>"
+
+    def read(self) -> tuple[tuple[BackendSpec, ...], tuple[str, ...]]:
+        """(every stored backend by name, what is wrong with each row that had to be skipped)."""
+        specs, problems = [], []
+        for name, text in self._run("SELECT name, spec FROM backends ORDER BY name"):
+            try:
+                specs.append(decode(str(name), text))
+            except ValueError as error:
+                problems.append(f"{str(name)[:64]!r}: {error}")
+        return tuple(specs), tuple(problems)
 
     def put(self, spec: BackendSpec) -> None:
         """Insert or replace."""
-        self._db.execute("INSERT OR REPLACE INTO backends (name, spec) VALUES (?, ?)", (spec.name, _encode(spec)))
+        self._run("INSERT OR REPLACE INTO backends (name, spec) VALUES (?, ?)", spec.name, encode(spec))
 
     def delete(self, name: str) -> None:
         """Forget, if there."""
-        self._db.execute("DELETE FROM backends WHERE name = ?", (name,))
+        self._run("DELETE FROM backends WHERE name = ?", name)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
+    def _run(self, statement: str, *values: str) -> list[tuple[object, object]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from None
 
-def _encode(spec: BackendSpec) -> str:
+    def _error(self, error: sqlite3.Error | OSError) -> StoreError:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return StoreError(f"state file {self._path}: {reason}")
+
+
+def _make_private(path: str) -> None:
+    """Create the file closed to others, or close it: SQLite gives its journal files the same mode."""
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, MODE)
+    try:
+        os.fchmod(fd, MODE)
+    finally:
+        os.close(fd)
+    for journal in (f"{path}-wal", f"{path}-shm"):
+        if os.path.exists(journal):
+            os.chmod(journal, MODE)
+
+
+def encode(spec: BackendSpec) -> str:
+    """A spec as the text of its row."""
     return json.dumps(
         {
             "name": spec.name,
@@ -56,8 +109,21 @@ def _encode(spec: BackendSpec) -> str:
     )
 
 
-def _decode(text: str) -> BackendSpec:
-    row = json.loads(text)
+def decode(name: str, text: object) -> BackendSpec:
+    """A row as a spec. Raises ValueError, whose text holds nothing of the row's content.
+
+    Checked by hand: this runs at each start, which must not pay for the settings library.
+    """
+    try:
+        row = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError("the row holds no JSON object")
+    for field, kinds in _KINDS.items():
+        if field not in row or not isinstance(row[field], kinds) or isinstance(row[field], bool):
+            raise ValueError(f"{field} is missing or of the wrong type")
+    _check(name, row)
     return BackendSpec(
         name=row["name"],
         url=row["url"],
@@ -69,3 +135,37 @@ def _decode(text: str) -> BackendSpec:
         max_in_flight=row["max_in_flight"],
         declared=False,
     )
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "url": (str,),
+    "engine": (str,),
+    "models": (list,),
+    "weight": (int, float),
+    "labels": (list,),
+    "api_key": (str,),
+    "max_in_flight": (int,),
+}
+
+
+def _check(name: str, row: dict[str, object]) -> None:
+    if row["name"] != name or not NAME.fullmatch(name):
+        raise ValueError("name is not a backend's")
+    check_url(str(row["url"]), guarded=True)
+    if not sendable(str(row["api_key"])):
+        raise ValueError("api_key holds characters that a header cannot have")
+    if row["engine"] not in get_args(EngineName):
+        raise ValueError("engine is unknown")
+    models, labels = row["models"], row["labels"]
+    assert isinstance(models, list)
+    assert isinstance(labels, list)
+    if not all(isinstance(model, str) and model for model in models):
+        raise ValueError("models holds something else than names")
+    if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in labels):
+        raise ValueError("labels holds something else than pairs of text")
+    weight, places = row["weight"], row["max_in_flight"]
+    assert isinstance(weight, int | float)
+    assert isinstance(places, int)
+    if not 0 < weight <= 1000 or not 1 <= places <= 1_000_000:
+        raise ValueError("weight or max_in_flight is out of range")

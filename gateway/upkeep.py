@@ -20,7 +20,7 @@ HOUSEKEEPING_S = 0.1
 
 
 class Upkeep:
-    """See the module's words. `removed` is told when a drain that ends in removal is over."""
+    """See the module's words."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
@@ -50,6 +50,14 @@ class Upkeep:
     def when_drained(self, name: str, then: Callable[[], None]) -> None:
         """Call `then` once the draining backend has nothing in flight, or its drain limit is over."""
         self._removals[name] = then
+
+    def leaving(self, name: str) -> bool:
+        """Whether something waits for the end of that backend's drain."""
+        return name in self._removals
+
+    def stay(self, name: str) -> None:
+        """Nothing waits for it any more."""
+        self._removals.pop(name, None)
 
     def control(self, spec: BackendSpec, timeout_s: float) -> BackendControl:
         """Control requests to one backend, under its address rule."""

@@ -1,0 +1,212 @@
+"""What the control plane accepts, as pydantic models, and how a body becomes a backend's settings. Pure.
+
+Loaded at the first write or request for the API's description, never at start: the settings library costs memory and
+time. The rules are those of [[backends]] in gateway.toml, but for `api_key_file`: a path of this machine is nothing
+that may come over the network. What was sent is never repeated in an error.
+"""
+
+import dataclasses
+import re
+import zlib
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, WithJsonSchema
+
+from gateway.admin_http import DRAIN_S_MAX
+from gateway.config import BackendSpec, EngineName
+from gateway.config_file import ModelName, Name, Url
+from gateway.operations import OperationError
+from gateway.store import KEY_CHARACTERS, sendable
+
+NAME_CHARACTERS = 64
+_DEFAULT = BackendSpec("", "")
+
+BaseUrl = Annotated[
+    Url,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?$",
+            "description": "Base URL of the server, without /v1. Its addresses must lie in the allowed networks.",
+            "examples": ["http://10.0.0.7:8000"],
+        }
+    ),
+]
+Labels = Annotated[dict[str, str], Field(max_length=64, description="Free text of the operator's.")]
+Models = Annotated[
+    list[ModelName], Field(max_length=4096, description="Names that it serves; without any, what the server itself lists.")
+]
+
+
+def _header_safe(key: SecretStr) -> SecretStr:
+    if not sendable(key.get_secret_value()):
+        raise ValueError(f"must be up to {KEY_CHARACTERS} visible ASCII characters")
+    return key
+
+
+Key = Annotated[
+    SecretStr,
+    AfterValidator(_header_safe),
+    Field(description="Sent to this backend as a bearer token, so visible ASCII. Never shown again."),
+]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class BackendSettings(_Body):
+    """The settings of a backend; what is left out has its default. `name` must be that of the path, if it is given."""
+
+    name: Name | None = None
+    url: BaseUrl
+    engine: EngineName = _DEFAULT.engine
+    models: Models = []
+    weight: float = Field(_DEFAULT.weight, gt=0, le=1000, description="Its share relative to others.")
+    labels: Labels = {}
+    api_key: Key = SecretStr("")
+    max_in_flight: int = Field(_DEFAULT.max_in_flight, ge=1, le=1_000_000)
+
+
+class NewBackend(BackendSettings):
+    """A backend to add."""
+
+    name: Name
+
+
+class BackendPatch(_Body):
+    """A JSON merge patch (RFC 7396): only what is named changes, null puts a default back, labels merge one by one."""
+
+    name: Name | None = None
+    url: BaseUrl | None = None
+    engine: EngineName | None = None
+    models: Models | None = None
+    weight: Annotated[float, Field(gt=0, le=1000)] | None = None
+    labels: Annotated[dict[str, str | None], Field(max_length=128)] | None = None
+    api_key: Key | None = None
+    max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+class DrainRequest(_Body):
+    """How long a drain may take; without it, as long as the gateway's own ([timeouts] drain_s)."""
+
+    timeout_s: Annotated[float, Field(ge=0, le=DRAIN_S_MAX)] | None = None
+
+
+class NewWorker(_Body):
+    """A backend to add, in smg's shape; its name is made from the URL. `priority` and `cost` are taken and not used."""
+
+    url: BaseUrl
+    model_id: ModelName | None = None
+    models: Models = []
+    labels: Labels = {}
+    api_key: Key | None = None
+    worker_type: Literal["regular"] = "regular"
+    connection_mode: Literal["http"] = "http"
+    runtime_type: EngineName = "auto"
+    priority: int | None = None
+    cost: float | None = None
+
+
+def _checked(model: type[Model], data: object) -> Model:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def invalid(error: ValidationError) -> OperationError:
+    """422 with every problem; `param` is the first field at fault."""
+    found = [(".".join(str(part) for part in problem["loc"]), problem["msg"]) for problem in error.errors(include_url=False)]
+    lines = [f"{_short(field)}: {message}" if field else message for field, message in found[:16]]
+    more = [f"and {len(found) - 16} more"] if len(found) > 16 else []
+    return OperationError(422, "invalid_value", "; ".join([*lines, *more]), _short(found[0][0]) or None)
+
+
+def _short(field: str) -> str:
+    return field if len(field) <= 100 else field[:100] + "..."
+
+
+def _spec(name: str, settings: BackendSettings) -> BackendSpec:
+    return BackendSpec(
+        name=name,
+        url=settings.url.rstrip("/"),
+        engine=settings.engine,
+        models=tuple(settings.models),
+        weight=settings.weight,
+        labels=tuple(sorted(settings.labels.items())),
+        api_key=settings.api_key.get_secret_value(),
+        max_in_flight=settings.max_in_flight,
+        declared=False,
+    )
+
+
+def new_backend(data: object) -> BackendSpec:
+    """The settings that a POST asks for. Raises OperationError (422)."""
+    settings = _checked(NewBackend, data)
+    return _spec(settings.name, settings)
+
+
+def replaced_backend(name: str, data: object) -> BackendSpec:
+    """The settings that a PUT asks for. Raises OperationError (422)."""
+    settings = _checked(BackendSettings, data)
+    _same_name(name, settings.name)
+    return _spec(name, settings)
+
+
+def patched_backend(spec: BackendSpec, data: object) -> BackendSpec:
+    """`spec` as a merge patch changes it. Raises OperationError (422)."""
+    patch = _checked(BackendPatch, data)
+    _same_name(spec.name, patch.name)
+    before = dataclasses.asdict(spec) | {"models": list(spec.models), "labels": dict(spec.labels)}
+    del before["declared"]
+    assert isinstance(data, dict)
+    return replaced_backend(spec.name, merge_patch(before, data | {"name": spec.name}))
+
+
+def _same_name(name: str, given: str | None) -> None:
+    if given is not None and given != name:
+        raise OperationError(422, "invalid_value", "name: a backend keeps its name; remove it and add another.", "name")
+
+
+def merge_patch(target: object, patch: object) -> object:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    merged: dict[str, Any] = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
+
+
+def drain_timeout_s(data: object) -> float | None:
+    """The limit that a drain asks for. Raises OperationError (422)."""
+    return _checked(DrainRequest, data).timeout_s
+
+
+def new_worker(data: object) -> BackendSpec:
+    """The settings that a POST /workers asks for. Raises OperationError (422)."""
+    worker = _checked(NewWorker, data)
+    models = worker.models or ([worker.model_id] if worker.model_id else [])
+    key = worker.api_key.get_secret_value() if worker.api_key is not None else ""
+    url = worker.url.rstrip("/")
+    labels = tuple(sorted(worker.labels.items()))
+    return BackendSpec(worker_name(url), url, worker.runtime_type, tuple(models), labels=labels, api_key=key, declared=False)
+
+
+def worker_name(url: str) -> str:
+    """A backend's name made from its URL: `host-port`, and a checksum where that alone would not tell URLs apart."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    plain = re.sub(r"[^a-z0-9.]+", "-", (parts.hostname or "").lower()).strip("-.")
+    name = f"{plain}-{port}"
+    if url.lower() == f"http://{plain}:{port}" and len(name) <= NAME_CHARACTERS:
+        return name
+    return f"{plain[: NAME_CHARACTERS - 16]}-{port}-{zlib.crc32(url.encode()):08x}".lstrip("-.")
