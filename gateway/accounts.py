@@ -3,17 +3,18 @@
 The end kinds are those of the reliability goal: each accepted request has exactly one.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 End = Literal["complete", "refused", "failed_before_first_byte", "failed_in_stream", "client_gone"]
 
 
-@dataclass(slots=True)
 class Account:
-    """Filled while the request runs; times are loop seconds, -1 for what did not happen; tokens -1 when unknown."""
+    """Filled while the request runs; times are loop seconds, -1 for what did not happen; tokens -1 when unknown.
 
-    request_id: str
+    The defaults stand on the class: most requests set few fields, and each one set costs time on the hot path.
+    """
+
+    request_id: str = ""
     route: str = "other"
     model: str = ""
     key: str = ""
@@ -28,12 +29,17 @@ class Account:
     events: int = 0
     prompt_tokens: int = -1
     output_tokens: int = -1
-    arrived_s: float = 0.0
     accepted_s: float = -1.0
     dispatched_s: float = -1.0
     sent_s: float = -1.0
     first_byte_s: float = -1.0
     finished_s: float = 0.0
+
+    def __init__(self, arrived_s: float) -> None:
+        self.arrived_s = arrived_s
+
+    def __repr__(self) -> str:
+        return f"<Account {self.request_id} {self.route} {self.model} {self.status} {self.end}>"
 
     @property
     def ttft_s(self) -> float:

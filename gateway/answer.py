@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.accounts import Account
 from gateway.api import Route
-from gateway.relay.heads import response_head
-from gateway.relay.http1 import LAST_CHUNK, RequestHead, ResponseHead, chunk
+from gateway.relay.heads import connection_line, response_lines
+from gateway.relay.http1 import LAST_CHUNK, chunk
+from gateway.relay.requests import RequestHead
+from gateway.relay.responses import ResponseHead
 from gateway.relay.sse import EventFramer, StreamWatch, error_event, find_tokens
 
 if TYPE_CHECKING:
@@ -26,8 +28,14 @@ TOKENS_TAIL_BYTES = 4096
 class Answer:
     """One response being relayed. `head_out`: something has reached the client, so only a stream error can follow."""
 
-    __slots__ = ("_account", "_by_close", "_choices", "_chunked", "_client", "_framer", "_held", "_held_bytes", "_plane", "_request",
-                 "_response", "_route", "_watch", "head_out")  # fmt: skip
+    # defaults stand on the class: most answers never set these
+    head_out = False
+    _framer: EventFramer | None = None
+    _watch: StreamWatch | None = None
+    _held: list[bytes] | None = None
+    _held_bytes = 0
+    _chunked = False
+    _by_close = False
 
     def __init__(
         self,
@@ -47,16 +55,9 @@ class Answer:
         self._response = response
         self._route = route
         self._choices = choices
-        self._framer: EventFramer | None = None
-        self._watch: StreamWatch | None = None
         if response.is_sse and b"content-encoding" not in response.values:
             self._framer = EventFramer(plane.limits.event_hold_bytes)
             self._watch = StreamWatch(route.face, strip_usage)
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._chunked = False
-        self._by_close = False
-        self.head_out = False
 
     @property
     def keep_alive(self) -> bool:
@@ -68,6 +69,14 @@ class Answer:
         if self._framer is not None:
             return self._relay_events(data, ended)
         return self._relay_plain(data, ended)
+
+    def relay_chunks(self, data: bytes) -> bool:
+        """Pass whole chunks that hold whole events on as they came. False when they need more than a glance."""
+        framer, watch = self._framer, self._watch
+        if framer is None or watch is None or not self._chunked or not framer.between_events or not watch.glance(data):
+            return False
+        self._client.write(data)
+        return True
 
     def _relay_events(self, data: bytes, ended: bool) -> Progress:
         framer, watch = self._framer, self._watch
@@ -96,12 +105,12 @@ class Answer:
                 self._held = [data]  # the tail, for the token counts at the end
                 self._write(data)
                 return "more"
-            self._held.append(data)
+            held = self._held = [*(self._held or ()), data]
             self._held_bytes += len(data)
             if self._held_bytes > self._plane.limits.answer_hold_bytes:
-                held = b"".join(self._held)
-                self._held = [held[-TOKENS_TAIL_BYTES:]]
-                self._write(held)
+                whole = b"".join(held)
+                self._held = [whole[-TOKENS_TAIL_BYTES:]]
+                self._write(whole)
             return "more"
         if self.head_out:
             tail = (self._held[-1] if self._held else b"") + data
@@ -150,7 +159,7 @@ class Answer:
             framing, self._by_close = b"", True
         else:
             framing, self._chunked = _CHUNKED, True
-        return response_head(response, extra, framing, self.keep_alive, old)
+        return b"%b%b%b%b\r\n" % (response_lines(response), extra, framing, connection_line(self.keep_alive, old))
 
     def _write(self, data: bytes) -> None:
         self._account.answer_bytes += len(data)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import orjson
 
 from backends.base import Kind
-from gateway.relay.http1 import RequestHead
+from gateway.relay.requests import RequestHead
 from gateway.relay.sse import Face
 
 Local = Literal["livez", "readyz", "health", "models", "model", "root", "options"]

@@ -44,12 +44,17 @@ class Keyring:
             return None
         return client
 
-    def adopt(self, other: "Keyring") -> None:
-        """Take over the in-flight counts of the keys that stay (a reload)."""
+    def adopted_by(self, newer: "Keyring") -> None:
+        """Hand the in-flight counts of the keys that stay to the keyring that replaces this one (a reload)."""
         for digest, client in self._clients.items():
-            before = other._clients.get(digest)
-            if before is not None:
-                before.spec = client.spec
-                self._clients[digest] = before
-        if self._open is not None and other._open is not None:
-            self._open = other._open
+            newer.take(digest, client)
+        if self._open is not None:
+            newer.take(b"", self._open)
+
+    def take(self, digest: bytes, before: Client) -> None:
+        """Go on counting on `before`, with the key's new settings, if the key is still here."""
+        if not digest and self._open is not None:
+            self._open = before
+        elif digest in self._clients:
+            before.spec = self._clients[digest].spec
+            self._clients[digest] = before

@@ -10,14 +10,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.config import ModelSpec
 from gateway.fleet import Replica
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What a policy may know of a request."""
 
     model: str

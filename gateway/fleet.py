@@ -42,12 +42,6 @@ class Transition:
 class Replica:
     """One live backend as the dispatcher sees it. Only Fleet changes it."""
 
-    __slots__ = (
-        "asked_down", "dispatched_total", "drain_until_s", "failed_total", "failures", "identity", "in_flight", "last_byte_s",
-        "last_probe_s", "minute_count", "minute_start_s", "overloaded_until_s", "reason", "spec", "state", "streams", "suspects",
-        "trial", "wedged",
-    )  # fmt: skip
-
     def __init__(self, spec: BackendSpec) -> None:
         self.spec = spec
         self.state: State = "starting"

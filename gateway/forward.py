@@ -15,11 +15,13 @@ from gateway.dispatch import Ask, Hold
 from gateway.fleet import Replica
 from gateway.intake import Intake
 from gateway.relay.heads import own_answer, request_head
-from gateway.relay.http1 import CONTINUE, ProtocolError, RequestHead, ResponseHead
+from gateway.relay.http1 import CONTINUE, ProtocolError
 from gateway.relay.pool import ConnectFailedError
+from gateway.relay.requests import RequestHead
+from gateway.relay.responses import ResponseHead
 from gateway.relay.splice import EMPTY, BodyFields, ask_usage, set_model
 from gateway.relay.upstream import Lost, UpstreamConnection
-from gateway.signals import queue_limit_s, request_id, session_key
+from gateway.signals import queue_limit_s, request_id
 
 if TYPE_CHECKING:
     from gateway.relay.downstream import ClientConnection
@@ -32,49 +34,46 @@ ONE_WRITE_BYTES = 65536
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = (
-        "_answer", "_ask", "_batch", "_body", "_body_hash", "_client", "_connection", "_ended", "_entered", "_fields", "_heard_s",
-        "_intake", "_last_refusal", "_phase", "_plane", "_queue_due_s", "_replica", "_settled", "_stalled_s", "_strip", "_tried",
-        "account",
-    )  # fmt: skip
+    # defaults stand on the class: most requests never set most of these
+    _phase = "read"
+    _body = b""
+    _body_hash: int | None = None
+    _fields: BodyFields = EMPTY
+    _strip = False
+    _entered = False
+    _ask: Ask | None = None
+    _queue_due_s = NEVER
+    _tried: frozenset[str] = frozenset()
+    _last_refusal: Refusal | None = None
+    _replica: Replica | None = None
+    _connection: UpstreamConnection | None = None
+    _answer: Answer | None = None
+    _ended = False
+    _heard_s = 0.0
+    _stalled_s = NEVER
+    _settled = False
 
     def __init__(self, plane: "DataPlane", client: "ClientConnection") -> None:
         self._plane = plane
         self._client = client
-        self.account = Account("", arrived_s=plane.now())
         self._intake = Intake(plane)
-        self._phase = "read"
-        self._body = b""
-        self._body_hash: int | None = None
-        self._fields: BodyFields = EMPTY
-        self._strip = False
-        self._entered = False
-        self._ask: Ask | None = None
-        self._queue_due_s = NEVER
-        self._tried: frozenset[str] = frozenset()
-        self._last_refusal: Refusal | None = None
-        self._replica: Replica | None = None
-        self._connection: UpstreamConnection | None = None
-        self._answer: Answer | None = None
         self._batch: list[bytes] = []
-        self._ended = False
-        self._heard_s = 0.0
-        self._stalled_s = NEVER
-        self._settled = False
+        self.account = Account(plane.now())
 
     def __repr__(self) -> str:
         return f"<Exchange {self.account.request_id} {self._phase} {self.account.model} on {self.account.backend or '-'}>"
 
     # -- read: called by the client's connection
 
-    def read_head(self, head: RequestHead) -> bool:
+    def read_head(self, head: RequestHead, length: int) -> bool:
         """Judge the head. False: the answer is known and the upload is not wanted."""
         plane, intake, account = self._plane, self._intake, self.account
         account.request_id = request_id(head.values.get(b"x-request-id"), plane.ids)
-        intake.judge(head)
-        account.route = intake.local.what if intake.local is not None else intake.route.label
-        if intake.client_key is not None:
-            account.key = intake.client_key.spec.name
+        intake.judge(head, length)
+        verdict = intake.verdict
+        account.route = verdict.local.what if verdict.local is not None else verdict.route.label
+        if verdict.client is not None:
+            account.key = verdict.client.spec.name
         if intake.refusal is None and head.expects_continue and self._client.first_in_line:
             self._client.write(CONTINUE)
         return intake.wants_upload
@@ -96,8 +95,8 @@ class Exchange:
         account.accepted_s = self._plane.now()
         if intake.refusal is not None:
             self._refuse(intake.refusal)
-        elif intake.local is not None:
-            status, headers, body = self._plane.local_answer(intake.local)
+        elif intake.verdict.local is not None:
+            status, headers, body = self._plane.local_answer(intake.verdict.local)
             self._answer_own(status, headers, body, "complete", "")
         else:
             self._body = intake.body()
@@ -129,8 +128,8 @@ class Exchange:
         account.stream = fields.stream
         if fields.n > plane.limits.n:
             raise Refusal(400, "n_too_large", f"n and best_of may be at most {plane.limits.n}.", param="n")
-        if intake.route.response_id or fields.previous_response_id:
-            self._pin(intake.route.response_id or fields.previous_response_id)
+        if intake.verdict.route.response_id or fields.previous_response_id:
+            self._pin(intake.verdict.route.response_id or fields.previous_response_id)
             return
         model = plane.resolve(fields.model)
         if model is None:
@@ -138,7 +137,7 @@ class Exchange:
         account.model = model
         self._enter_key()
         self._edit_body(model)
-        self._ask = Ask(model, session_key(head.values) or fields.session, len(self._body) // 4)
+        self._ask = Ask(model, intake.verdict.session or fields.session, len(self._body) // 4)
         if plane.fleet.has_drops:
             self._suspect(model)
         self._queue_due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
@@ -150,12 +149,12 @@ class Exchange:
         depth = plane.limits.json_depth
         if fields.model != model and fields.model:
             self._body = set_model(self._body, model, depth)
-        if fields.stream and not fields.asks_usage and self._intake.route.asks_usage and plane.config.usage == "ask":
+        if fields.stream and not fields.asks_usage and self._intake.verdict.route.asks_usage and plane.config.usage == "ask":
             self._body = ask_usage(self._body, fields, depth)
             self._strip = True
 
     def _enter_key(self) -> None:
-        key = self._intake.client_key
+        key = self._intake.verdict.client
         assert key is not None
         limit = key.spec.limits.concurrent
         if limit and key.in_flight >= limit:
@@ -171,12 +170,12 @@ class Exchange:
         if len(droppers) >= 2:
             message = "This request made several backends drop the connection; it is not sent to more of them for now."
             raise Refusal(502, "request_breaks_backends", message, may_have_run=True)
-        if any(r.name not in droppers for r in plane.fleet.routable(model, self._intake.route.kind)):
+        if any(r.name not in droppers for r in plane.fleet.routable(model, self._intake.verdict.route.kind)):
             self._tried = droppers
 
     def _pin(self, response_id: str) -> None:
         """A stored response lives on the backend that made it, for the key that asked for it."""
-        plane, key = self._plane, self._intake.client_key
+        plane, key = self._plane, self._intake.verdict.client
         home = plane.response_homes.find(response_id, key.spec.sha256 if key is not None else "")
         if home is None:
             raise Refusal(404, "response_not_found", f"No response {response_id[:100]!r} is known here.")
@@ -205,7 +204,7 @@ class Exchange:
         plane, ask = self._plane, self._ask
         assert ask is not None
         chosen = plane.dispatcher.choose(
-            ask, plane.fleet.routable(ask.model, self._intake.route.kind), plane.now(), self._tried
+            ask, plane.fleet.routable(ask.model, self._intake.verdict.route.kind), plane.now(), self._tried
         )
         if not isinstance(chosen, Hold):
             self._dispatch(chosen)
@@ -273,16 +272,14 @@ class Exchange:
     def _send(self, replica: Replica, connection: UpstreamConnection) -> None:
         plane, head, account = self._plane, self._intake.head, self.account
         assert head is not None
-        pool, body = plane.pool(replica), self._body
+        pool, body, verdict = plane.pool(replica), self._body, self._intake.verdict
         self._connection = connection
         self._phase = "sent"
         now_s = account.sent_s = plane.now()
         timeouts = plane.timeouts
         self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
-        api_key = replica.spec.api_key.encode()
-        request = request_head(
-            head, pool.prefix, pool.authority, len(body), account.request_id.encode(), api_key, identity=self._strip
-        )
+        lines = verdict.lines_identity if self._strip else verdict.lines
+        request = request_head(head.method, lines, pool.prefix, pool.hop_lines, len(body), account.request_id.encode())
         if len(body) <= ONE_WRITE_BYTES:
             connection.send(self, request + body)
         else:
@@ -315,7 +312,7 @@ class Exchange:
             self._cut(Refusal(502, "backend_redirected", "The backend answered with a redirect.", may_have_run=True))
             return
         self._answer = Answer(
-            plane, self._client, self.account, self._intake.head, head, self._intake.route, self._fields.n, self._strip
+            plane, self._client, self.account, self._intake.head, head, self._intake.verdict.route, self._fields.n, self._strip
         )
         if self._client.paused:
             self.on_paused(True)
@@ -327,7 +324,9 @@ class Exchange:
             return False
         now_s = plane.now()
         tried = self._tried | {replica.name}
-        if not any(r.name not in tried and r.open(now_s) for r in plane.fleet.routable(ask.model, self._intake.route.kind)):
+        if not any(
+            r.name not in tried and r.open(now_s) for r in plane.fleet.routable(ask.model, self._intake.verdict.route.kind)
+        ):
             return False
         if not plane.retry_budget.spend():
             return False
@@ -345,6 +344,14 @@ class Exchange:
     def on_body(self, piece: bytes) -> None:
         """One piece of the body, within a read."""
         self._batch.append(piece)
+
+    def on_chunks(self, data: bytes) -> bool:
+        """Whole chunks with whole events: most of a stream's life passes here. False: tell it as pieces."""
+        answer, replica = self._answer, self._replica
+        if answer is None or replica is None or not answer.relay_chunks(data):
+            return False
+        self._heard_s = replica.last_byte_s = self._plane.now()
+        return True
 
     def on_end(self) -> None:
         """The body is whole."""
@@ -364,7 +371,7 @@ class Exchange:
             self._heard_s = replica.last_byte_s = now_s = self._plane.now()
             if account.first_byte_s < 0:
                 account.first_byte_s = now_s
-                if self._intake.route.face == "responses" and account.status == 200:
+                if self._intake.verdict.route.face == "responses" and account.status == 200:
                     self._remember_response(data, replica.name)
         progress = answer.relay(data, self._ended)
         if progress == "done":
@@ -375,8 +382,8 @@ class Exchange:
             self._fail("stream_cut", "The backend ended the stream before it was complete.")
 
     def _remember_response(self, data: bytes, name: str) -> None:
-        key = self._intake.client_key
-        if key is not None and not self._intake.route.response_id:
+        key = self._intake.verdict.client
+        if key is not None and not self._intake.verdict.route.response_id:
             self._plane.response_homes.remember(data, name, key.spec.sha256)
 
     def on_lost(self, how: Lost, message: str) -> None:
@@ -475,7 +482,7 @@ class Exchange:
         if self._settled:
             return
         end: End = "failed_before_first_byte" if self.account.attempts and refusal.status >= 500 else "refused"
-        body = refusal.body(self._intake.route.face)
+        body = refusal.body(self._intake.verdict.route.face)
         self._answer_own(refusal.status, refusal.headers, body, end, refusal.code)
 
     def _answer_own(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, end: End, reason: str) -> None:
@@ -530,8 +537,8 @@ class Exchange:
             connection.abandon()
         self._leave_replica()
         if self._entered:
-            assert intake.client_key is not None
-            intake.client_key.in_flight -= 1
+            assert intake.verdict.client is not None
+            intake.verdict.client.in_flight -= 1
         self._drop_body()
         if end != "client_gone":
             if broken:

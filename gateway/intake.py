@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gateway.api import LocalRoute, Refusal, Route, route
-from gateway.relay.http1 import RequestHead
+from gateway.relay.heads import request_lines
+from gateway.relay.requests import RequestHead
 from gateway.relay.splice import (
     EMPTY,
     BodyError,
@@ -16,9 +17,10 @@ from gateway.relay.splice import (
     multipart_field,
     parse_small,
 )
+from gateway.signals import session_key
 
 if TYPE_CHECKING:
-    from gateway.auth import Client
+    from gateway.auth import Client, Keyring
     from gateway.server import DataPlane
 
 SCAN_TOKENS = 4096
@@ -26,26 +28,20 @@ SMALL_UPLOAD_BYTES = 65536
 _NO_ROUTE = Route()
 
 
-class Intake:
-    """What the client sent. `refusal` is set once it is known that no backend will see it."""
+class Verdict:
+    """What follows from a head alone, kept with it: clients repeat their heads. Holds for one keyring."""
 
-    __slots__ = ("_charged_bytes", "_pieces", "_plane", "_scan", "_size", "client_key", "head", "local", "refusal", "route")
+    __slots__ = ("client", "keyring", "lines", "lines_identity", "local", "refusal", "route", "session")
 
-    def __init__(self, plane: "DataPlane") -> None:
-        self._plane = plane
-        self.head: RequestHead | None = None
+    def __init__(self, head: RequestHead, keyring: "Keyring") -> None:
+        self.keyring = keyring
         self.route: Route = _NO_ROUTE
         self.local: LocalRoute | None = None
-        self.client_key: Client | None = None
+        self.client: Client | None = None
         self.refusal: Refusal | None = None
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._charged_bytes = 0
-        self._scan: Scan | None = None
-
-    def judge(self, head: RequestHead) -> None:
-        """Route and authenticate by the head alone."""
-        self.head = head
+        self.lines = b""
+        self.lines_identity = b""
+        self.session = ""
         try:
             found = route(head)
             if isinstance(found, LocalRoute):
@@ -54,20 +50,56 @@ class Intake:
                     return
             else:
                 self.route = found
-                if head.content_length > self._plane.limits.body_bytes:
-                    raise self._too_large()
             self._authenticate(head.values)
         except Refusal as refusal:
             self.refusal = refusal
+            return
+        if self.local is None:
+            self.lines = request_lines(head, identity=False)
+            self.lines_identity = request_lines(head, identity=True)
+            self.session = session_key(head.values)
+
+    def _authenticate(self, values: dict[bytes, bytes]) -> None:
+        self.client = self.keyring.find(values.get(b"authorization"), values.get(b"x-api-key"))
+        if self.client is None:
+            raise Refusal(401, "invalid_api_key", "A valid API key is needed (Authorization: Bearer KEY, or x-api-key).")
+
+
+class Intake:
+    """What the client sent. `refusal` is set once it is known that no backend will see it."""
+
+    verdict: Verdict
+    head: RequestHead | None = None
+    refusal: Refusal | None = None
+    _length = 0
+    _size = 0
+    _charged_bytes = 0
+    _scan: Scan | None = None
+    _pieces: list[bytes] | None = None
+    _first = b""
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+
+    def judge(self, head: RequestHead, length: int) -> None:
+        """Route and authenticate by the head alone."""
+        self.head = head
+        self._length = length
+        verdict = head.derived
+        if type(verdict) is not Verdict or verdict.keyring is not self._plane.keyring:
+            verdict = head.derived = Verdict(head, self._plane.keyring)
+        self.verdict = verdict
+        self.refusal = verdict.refusal
+        if length > self._plane.limits.body_bytes and self.refusal is None:
+            self.refusal = self._too_large()
 
     @property
     def wants_upload(self) -> bool:
         """Whether the rest of the body is worth reading: it is accepted, or too small to matter."""
-        head = self.head
-        assert head is not None
         if self.refusal is None:
             return True
-        return not head.expects_continue and (not head.has_body or 0 <= head.content_length <= SMALL_UPLOAD_BYTES)
+        assert self.head is not None
+        return not self.head.expects_continue and 0 <= self._length <= SMALL_UPLOAD_BYTES
 
     def take(self, piece: bytes) -> bool:
         """One piece of the body. False: refused, stop reading."""
@@ -81,19 +113,25 @@ class Intake:
             self.refusal = Refusal(503, "bodies_full", "Too many request bodies are held at once.", retry_after_s=1)
         else:
             self._charged_bytes += len(piece)
-            self._pieces.append(piece)
+            if not self._first:
+                self._first = piece
+            elif self._pieces is None:
+                self._pieces = [self._first, piece]
+            else:
+                self._pieces.append(piece)
             return True
-        self._pieces = []
+        self._first, self._pieces = b"", None
         return False
 
     def body(self) -> bytes:
         """The whole body, given away."""
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        first, pieces = self._first, self._pieces
+        self._first, self._pieces = b"", None
+        return first if pieces is None else b"".join(pieces)
 
     def release(self) -> None:
         """The body's bytes are no longer held."""
-        self._pieces = []
+        self._first, self._pieces = b"", None
         if self._charged_bytes:
             self._plane.release_body(self._charged_bytes)
             self._charged_bytes = 0
@@ -105,7 +143,7 @@ class Intake:
         assert head is not None
         content_type = head.values.get(b"content-type", b"")
         try:
-            if self.route.response_id:
+            if self.verdict.route.response_id:
                 then(EMPTY)
                 return
             if content_type.startswith(b"multipart/"):
@@ -136,11 +174,6 @@ class Intake:
     def stop(self) -> None:
         """The client left: a scan under way ends."""
         self._scan = None
-
-    def _authenticate(self, values: dict[bytes, bytes]) -> None:
-        self.client_key = self._plane.keyring.find(values.get(b"authorization"), values.get(b"x-api-key"))
-        if self.client_key is None:
-            raise Refusal(401, "invalid_api_key", "A valid API key is needed (Authorization: Bearer KEY, or x-api-key).")
 
     def _too_large(self) -> Refusal:
         return Refusal(

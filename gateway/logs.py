@@ -1,13 +1,15 @@
 """Log lines as JSON on standard output: rendered by structlog, written by a thread from a bounded queue. Shell.
 
 A reader of our output that stalls must never stall the gateway: when the queue is full, lines are dropped and counted.
-No prompts, no keys: the access line holds what accounts.Account holds, and nothing else.
+No prompts, no keys: the access line holds what accounts.Account holds, and nothing else. Access lines are rendered
+without structlog's chain, in the same shape: it takes three times as long per line (make bench-log).
 """
 
 import os
 import threading
 import time
 from collections import deque
+from functools import lru_cache
 
 import orjson
 import structlog
@@ -62,19 +64,13 @@ class LineWriter:
         self._thread.join(wait_s)
 
 
-def _stamp(_: object, method: str, event: dict[str, object]) -> dict[str, object]:
-    now = time.time()
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-    return {"time": f"{whole}.{int(now * 1000) % 1000:03d}Z", "level": method, **event}
-
-
 class Logs:
     """Event log lines by level, and one access line per request."""
 
     def __init__(self, settings: Log, writer: LineWriter) -> None:
         self._writer = writer
         self._access_on = settings.access
-        processors = [_stamp, structlog.processors.JSONRenderer(serializer=orjson.dumps)]
+        processors = [_stamped, structlog.processors.JSONRenderer(serializer=orjson.dumps)]
         self._level = _LEVELS[settings.level]
         self._logger = structlog.wrap_logger(writer, processors=processors, wrapper_class=structlog.BoundLogger).bind()
 
@@ -92,22 +88,43 @@ class Logs:
         """One line about one request."""
         if not self._access_on:
             return
-        self._logger.info(
-            "request",
-            id=account.request_id,
-            route=account.route,
-            model=account.model,
-            key=account.key,
-            backend=account.backend,
-            stream=account.stream,
-            status=account.status,
-            end=account.end,
-            reason=account.reason,
-            attempts=account.attempts,
-            tokens_in=account.prompt_tokens,
-            tokens_out=account.output_tokens,
-            events=account.events,
-            ttft_ms=round(account.ttft_s * 1e3, 2),
-            queue_ms=round(account.queue_s * 1e3, 2),
-            duration_ms=round((account.finished_s - account.arrived_s) * 1e3, 2),
-        )
+        self._writer.msg(orjson.dumps(_access_fields(account)))
+
+
+def _stamp() -> str:
+    now = time.time()
+    second = int(now)
+    return f"{_second_text(second)}.{int((now - second) * 1000):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second_text(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def _stamped(_: object, method: str, event: dict[str, object]) -> dict[str, object]:
+    return {"time": _stamp(), "level": method, **event}
+
+
+def _access_fields(account: Account) -> dict[str, object]:
+    return {
+        "time": _stamp(),
+        "level": "info",
+        "event": "request",
+        "id": account.request_id,
+        "route": account.route,
+        "model": account.model,
+        "key": account.key,
+        "backend": account.backend,
+        "stream": account.stream,
+        "status": account.status,
+        "end": account.end,
+        "reason": account.reason,
+        "attempts": account.attempts,
+        "tokens_in": account.prompt_tokens,
+        "tokens_out": account.output_tokens,
+        "events": account.events,
+        "ttft_ms": int(account.ttft_s * 1e5) / 100,
+        "queue_ms": int(account.queue_s * 1e5) / 100,
+        "duration_ms": int((account.finished_s - account.arrived_s) * 1e5) / 100,
+    }

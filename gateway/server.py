@@ -136,7 +136,8 @@ class DataPlane:
         """Replace a backend's settings; a new address gets a new pool."""
         old = self.fleet.get(spec.name)
         assert old is not None
-        moved = old.spec.url != spec.url or old.spec.declared != spec.declared
+        before = old.spec
+        moved = (before.url, before.api_key, before.declared) != (spec.url, spec.api_key, spec.declared)
         replica = self.fleet.respecified(spec.name, spec)
         if moved:
             self._pools[spec.name].close()
@@ -149,7 +150,7 @@ class DataPlane:
         self._pools.pop(name).close()
 
     def _open_pool(self, spec: BackendSpec) -> None:
-        self._pools[spec.name] = BackendPool(spec.url, self.config.pool, self.limits, self.address_check(spec))
+        self._pools[spec.name] = BackendPool(spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec))
 
     def address_check(self, spec: BackendSpec) -> AddressCheck:
         """What addresses this backend may have: free for declared ones, guarded for those added by REST."""
@@ -298,7 +299,7 @@ class DataPlane:
     def adopt(self, config: GatewayConfig) -> None:
         """Swap in a validated configuration; listeners and backends are the caller's."""
         keyring = Keyring(config.keys)
-        keyring.adopt(self.keyring)
+        self.keyring.adopted_by(keyring)
         self.keyring = keyring
         self.config, self.limits, self.timeouts = config, config.limits, config.timeouts
         self.dispatcher = Dispatcher(config.model, self._rng)

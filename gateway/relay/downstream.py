@@ -12,7 +12,8 @@ from typing import Protocol, cast
 
 from gateway.config import Limits, Timeouts
 from gateway.deadlines import Deadlines
-from gateway.relay.http1 import ProtocolError, RequestHead, RequestReader
+from gateway.relay.http1 import ProtocolError
+from gateway.relay.requests import RequestHead, RequestReader
 
 NEVER = float("inf")
 LINGER_S = 2.0
@@ -21,7 +22,7 @@ LINGER_S = 2.0
 class Exchange(Protocol):
     """What a connection needs of the request that it carries."""
 
-    def read_head(self, head: RequestHead) -> bool: ...
+    def read_head(self, head: RequestHead, length: int) -> bool: ...
     def read_piece(self, piece: bytes) -> None: ...
     def begin(self) -> None: ...
     def on_due(self, now_s: float) -> None: ...
@@ -45,9 +46,6 @@ class Host(Protocol):
 
 class ClientConnection(asyncio.Protocol):
     """See the module's words. `due_s` is the deadline of whatever the connection waits for now."""
-
-    __slots__ = ("_closing", "_current", "_host", "_in_body", "_last_body_bytes", "_lingering", "_make", "_paused", "_pipeline", "_reader",
-                 "_reading", "_transport", "body_bytes", "due_s")  # fmt: skip
 
     def __init__(self, host: Host, make: Callable[["ClientConnection"], Exchange]) -> None:
         self._host = host
@@ -109,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the reader's sink
 
-    def on_head(self, head: RequestHead) -> None:
+    def on_head(self, head: RequestHead, length: int) -> None:
         if len(self._pipeline) >= self._host.limits.pipelined:
             raise ProtocolError(400, "too many pipelined requests")
         exchange = self._reading = self._make(self)
@@ -117,7 +115,7 @@ class ClientConnection(asyncio.Protocol):
         self._in_body = True
         if self._current is None:
             self.due_s = self._host.deadlines.now_s + self._host.timeouts.body_stall_s
-        if not exchange.read_head(head):
+        if not exchange.read_head(head, length):
             self._abort_upload(exchange)
 
     def on_piece(self, piece: bytes) -> None:

@@ -4,7 +4,9 @@ One header policy for all routes: hop-by-hop fields cross in neither direction, 
 backend, and the framing of each hop is our own.
 """
 
-from gateway.relay.http1 import HOP_BY_HOP, RequestHead, ResponseHead, forwardable
+from gateway.relay.http1 import HOP_BY_HOP, forwardable
+from gateway.relay.requests import RequestHead
+from gateway.relay.responses import ResponseHead
 
 _TO_BACKEND_DROP = HOP_BY_HOP | {
     b"host",
@@ -21,31 +23,46 @@ _KEEP_ALIVE_10 = b"connection: keep-alive\r\n"
 _CLOSE = b"connection: close\r\n"
 
 
-def request_head(
-    head: RequestHead, prefix: bytes, authority: bytes, body_bytes: int, request_id: bytes, api_key: bytes, identity: bool
-) -> bytes:
-    """The head of a request to a backend. `identity` asks for an uncompressed answer, which we mean to edit."""
-    lines = [head.method, b" ", prefix, head.path, head.query, b" HTTP/1.1\r\nhost: ", authority]
-    for name, value in forwardable(head.headers, head.values, _TO_BACKEND_DROP):
-        if identity and name == b"accept-encoding":
-            continue
-        lines += (b"\r\n", name, b": ", value)
-    lines += (b"\r\nx-request-id: ", request_id)
-    if api_key:
-        lines += (b"\r\nauthorization: Bearer ", api_key)
-    if body_bytes or head.method != b"GET":
-        lines += (b"\r\ncontent-length: ", b"%d" % body_bytes)
-    lines.append(b"\r\n\r\n")
+def request_lines(head: RequestHead, identity: bool) -> bytes:
+    """What of a request's head goes on as it is: the target and the forwardable fields. `identity` drops
+    Accept-Encoding, for answers that we mean to edit."""
+    drop = _TO_BACKEND_DROP | {b"accept-encoding"} if identity else _TO_BACKEND_DROP
+    lines = [head.path, head.query, b" HTTP/1.1\r\n"]
+    for name, value in forwardable(head.headers, head.values, drop):
+        lines += (name, b": ", value, b"\r\n")
     return b"".join(lines)
 
 
-def response_head(response: ResponseHead, extra: bytes, framing: bytes, keep_alive: bool, old_client: bool) -> bytes:
-    """The head of a backend's response towards the client. `extra` and `framing` are whole header lines."""
+def request_head(method: bytes, lines: bytes, prefix: bytes, hop_lines: bytes, body_bytes: int, request_id: bytes) -> bytes:
+    """The head of a request to a backend: `prefix` of its base URL, `request_lines`, and the hop's own fields."""
+    if body_bytes == 0 and method == b"GET":
+        return b"%b %b%b%bx-request-id: %b\r\n\r\n" % (method, prefix, lines, hop_lines, request_id)
+    return b"%b %b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        method,
+        prefix,
+        lines,
+        hop_lines,
+        request_id,
+        body_bytes,
+    )
+
+
+def hop_lines(authority: bytes, api_key: str) -> bytes:
+    """The fields of every request to one backend."""
+    key = b"authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
+    return b"host: %b\r\n%b" % (authority, key)
+
+
+def response_lines(response: ResponseHead) -> bytes:
+    """The status line and the forwardable fields of a response; the same for equal heads, so kept with them."""
+    kept = response.derived
+    if type(kept) is bytes:
+        return kept
     lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, response.reason)]
     for name, value in forwardable(response.headers, response.values, _TO_CLIENT_DROP):
         lines += (name, b": ", value, b"\r\n")
-    lines += (extra, framing, connection_line(keep_alive, old_client), b"\r\n")
-    return b"".join(lines)
+    made = response.derived = b"".join(lines)
+    return made
 
 
 def connection_line(keep_alive: bool, old_client: bool) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from gateway.config import Limits, Pool
+from gateway.relay.heads import hop_lines
 from gateway.relay.idle import IdleTrust
 from gateway.relay.upstream import UpstreamConnection
 
@@ -31,7 +32,7 @@ class ConnectFailedError(Exception):
 class BackendPool:
     """Connections to the backend at `url` (http or https, optionally with a path prefix)."""
 
-    def __init__(self, url: str, pool: Pool, limits: Limits, allowed: AddressCheck) -> None:
+    def __init__(self, url: str, api_key: str, pool: Pool, limits: Limits, allowed: AddressCheck) -> None:
         parts = urlsplit(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
@@ -43,7 +44,7 @@ class BackendPool:
         self._open = 0
         self._closed = False
         self.trust = IdleTrust(pool.idle_s, pool.unproven_idle_s)
-        self.authority = parts.netloc.rpartition("@")[2].encode()
+        self.hop_lines = hop_lines(parts.netloc.rpartition("@")[2].encode(), api_key)
         self.prefix = parts.path.rstrip("/").encode()
 
     def __repr__(self) -> str:

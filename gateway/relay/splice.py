@@ -6,7 +6,7 @@ byte splices at the spans that the scan found: the model's name, the engine's pr
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -23,8 +23,7 @@ class BodyError(ValueError):
     """The body is not one JSON object in UTF-8, or nests too deep; the message is for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyFields:
+class BodyFields(NamedTuple):
     """What the gateway reads of a request body. Absent or odd values are their defaults: the engine judges them."""
 
     model: str = ""

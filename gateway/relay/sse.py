@@ -21,7 +21,6 @@ _ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{\s*"error"\s*:)')
 _DATA_LINE = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
-_DONE = b"[DONE]"
 
 
 def _last_end(data: bytes | bytearray, start: int) -> int:
@@ -43,8 +42,9 @@ class EventFramer:
         self.broken = False  # part of an unfinished event is already out
 
     @property
-    def held_bytes(self) -> int:
-        return len(self._held)
+    def between_events(self) -> bool:
+        """Nothing is held and nothing unfinished is out."""
+        return not self._held and not self.broken
 
     def feed(self, data: bytes) -> bytes:
         """What may go on now; the rest is held."""
@@ -111,26 +111,36 @@ class StreamWatch:
         self.prompt_tokens = -1
         self.output_tokens = -1
 
+    def glance(self, data: bytes) -> bool:
+        """Look at whole events (their chunk framing may still be around them) that go on as they are; False, and
+        nothing is counted, when they carry a usage object: those need `see`."""
+        if b'"usage":{' in data or b'"usage": {' in data:
+            return False
+        self._look(data)
+        return True
+
     def see(self, data: bytes) -> bytes:
-        """Look at whole events; gives them back, without the stripped one. `data` may be empty."""
-        if not data:
-            return data
-        self.events += data.count(b"\n\n") or data.count(b"\ndata:") + data.startswith(b"data:")
+        """Look at whole events; gives them back, without the stripped one."""
+        self._look(data)
         if b'"usage"' in data and _USAGE.search(data):
-            data = self._see_usage(data)
-        if self._face == "openai":
-            if b'"finish_reason"' in data:
+            return self._see_usage(data)
+        return data
+
+    def _look(self, data: bytes) -> None:
+        self.events += data.count(b"\n\n") or data.count(b"\ndata:") + data.startswith(b"data:")
+        face = self._face
+        if face == "openai":
+            if b'"finish_reason":"' in data or b'"finish_reason": "' in data:
                 self._finishes += len(_FINISH.findall(data))
-            if data.endswith(b"[DONE]\n\n") or _DONE in data[-64:]:
+            if b"data: [DONE]" in data or b"data:[DONE]" in data:
                 self.terminal = True
-        elif self._face == "responses":
-            if _RESPONSES_END.search(data):
+        elif face == "responses":
+            if b'"response.' in data and _RESPONSES_END.search(data):
                 self.terminal = True
-        elif self._face == "anthropic" and _MESSAGES_END.search(data):
+        elif face == "anthropic" and b'"message_stop"' in data and _MESSAGES_END.search(data):
             self.terminal = True
         if b"error" in data and _ERROR_EVENT.search(data):
             self.errored = True
-        return data
 
     def complete(self, choices: int) -> bool:
         """Whether a clean end of the stream now is the backend's own end: its terminal was seen, or every choice has

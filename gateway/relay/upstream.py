@@ -9,7 +9,8 @@ import asyncio
 import select
 from typing import Literal, Protocol, cast
 
-from gateway.relay.http1 import HeadLimits, ProtocolError, ResponseHead, ResponseReader
+from gateway.relay.http1 import HeadLimits, ProtocolError
+from gateway.relay.responses import ResponseHead, ResponseReader
 
 Lost = Literal["reset", "protocol"]
 
@@ -19,6 +20,7 @@ class Owner(Protocol):
 
     def on_response(self, head: ResponseHead) -> None: ...
     def on_body(self, piece: bytes) -> None: ...
+    def on_chunks(self, data: bytes) -> bool: ...
     def on_end(self) -> None: ...
     def on_batch(self) -> None: ...
     def on_lost(self, how: Lost, message: str) -> None: ...
@@ -109,7 +111,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         reader = self._reader
         try:
-            reader.feed(data)
+            if reader.feed(data):
+                return
         except ProtocolError as error:
             if self._owner is not None:
                 self._lose("protocol", error.message)
@@ -151,6 +154,9 @@ class UpstreamConnection(asyncio.Protocol):
     def on_body(self, piece: bytes) -> None:
         if self._owner is not None:
             self._owner.on_body(piece)
+
+    def on_chunks(self, data: bytes) -> bool:
+        return self._owner is not None and self._owner.on_chunks(data)
 
     def on_end(self) -> None:
         if self._owner is not None:

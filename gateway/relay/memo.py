@@ -1,0 +1,58 @@
+"""A peer that sends the head it sent before, apart from the digits of Content-Length, need not be parsed again. Pure.
+
+Clients and engines repeat their heads byte for byte on a connection. A head that llhttp and our own checks accepted
+once is remembered as the bytes before and behind the length's digits; the next message is recognised by two prefix
+comparisons. Same bytes, same meaning: only the digits differ, and those are checked here.
+"""
+
+import re
+from typing import Generic, TypeVar
+
+Head = TypeVar("Head")
+_LENGTH = re.compile(rb"\r\ncontent-length: ?(\d{1,18})\r\n", re.IGNORECASE)
+_MISSES_MAX = 8
+
+
+class HeadMemo(Generic[Head]):
+    """The last head of one connection, as (bytes before the digits, bytes behind them, what it parsed to)."""
+
+    __slots__ = ("_head", "_misses", "_prefix", "_suffix")
+
+    def __init__(self) -> None:
+        self._prefix = b""
+        self._suffix = b""
+        self._head: Head | None = None
+        self._misses = 0
+
+    def match(self, data: bytes) -> tuple[Head, int, int] | None:
+        """(head, where the body starts, Content-Length) when `data` starts with the remembered head."""
+        head = self._head
+        if head is None or not data.startswith(self._prefix):
+            return None
+        start = len(self._prefix)
+        end = data.find(b"\r", start, start + 19)
+        digits = data[start:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(self._suffix, end):
+            return None
+        return head, end + len(self._suffix), int(digits)
+
+    def learn(self, data: bytes, head: Head) -> None:
+        """Remember the head at the start of `data`, if it is framed by exactly one plain Content-Length.
+
+        A peer whose heads keep changing is not followed for ever.
+        """
+        if self._misses > _MISSES_MAX:
+            return
+        self._misses += 1
+        end = data.find(b"\r\n\r\n") + 4
+        found = _LENGTH.search(data, 0, end)
+        if end < 4 or found is None or len(_LENGTH.findall(data[:end])) != 1:
+            self._head = None
+            return
+        self._prefix = data[: found.start(1)]
+        self._suffix = data[found.end(1) : end]
+        self._head = head
+
+    def hit(self) -> None:
+        """The remembered head came again."""
+        self._misses = 0

@@ -1,0 +1,226 @@
+"""Responses from backends: bytes in, one head and body pieces out; a peer to be distrusted as much as a client. Sans-io."""
+
+from functools import lru_cache
+from typing import Protocol
+
+import httptools
+
+from gateway.relay.http1 import Headers, HeadLimits, ProtocolError
+from gateway.relay.memo import HeadMemo
+
+MAX_INFORMATIONAL = 8
+
+
+class ResponseHead:
+    """A backend's status line and header fields (names lower case); never changed, since equal heads share it.
+    `derived` is for whoever writes heads, to keep what follows from this one alone."""
+
+    __slots__ = ("derived", "headers", "is_sse", "keep_alive", "reason", "status", "values")
+
+    def __init__(self, status: int, reason: bytes, headers: Headers, keep_alive: bool) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.values = dict(headers)
+        self.keep_alive = keep_alive
+        self.is_sse = self.values.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.derived: object = None
+
+    def __repr__(self) -> str:
+        return f"<ResponseHead {self.status} {len(self.headers)} headers>"
+
+
+class ResponseSink(Protocol):
+    """What a ResponseReader tells its owner; on_end is called once, unless the response is cut.
+
+    `on_chunks` offers whole chunks, framing and all, that end an event: True takes them as they are, False has them
+    parsed and told as pieces.
+    """
+
+    def on_response(self, head: ResponseHead) -> None: ...
+    def on_body(self, piece: bytes) -> None: ...
+    def on_chunks(self, data: bytes) -> bool: ...
+    def on_end(self) -> None: ...
+
+
+class ResponseReader:
+    """Turns a backend's bytes into one response after another; raises ProtocolError(502, ...) on a violation.
+
+    `expect` arms it for the next response. A response that is framed by the end of the connection ends by `eof()`.
+    `reusable` tells, after the end, whether the connection may carry another request.
+    """
+
+    __slots__ = (
+        "_between_chunks",
+        "_framed",
+        "_fresh",
+        "_head",
+        "_head_bytes",
+        "_headers",
+        "_informational",
+        "_limits",
+        "_memo",
+        "_parser",
+        "_reason",
+        "_sink",
+        "ended",
+        "reusable",
+    )
+
+    def __init__(self, sink: ResponseSink, limits: HeadLimits) -> None:
+        self._sink = sink
+        self._limits = limits
+        self._parser = httptools.HttpResponseParser(self)
+        self._memo: HeadMemo[ResponseHead] = HeadMemo()
+        self._head: ResponseHead | None = None
+        self._headers: Headers = []
+        self._reason = b""
+        self._head_bytes = 0
+        self._informational = 0
+        self._framed = True
+        self._fresh = True
+        self._between_chunks = False
+        self.ended = False
+        self.reusable = False
+
+    def expect(self) -> None:
+        """Make ready for the next response on the same connection."""
+        self._framed = self._fresh = True
+        self._informational = 0
+        self.ended = self.reusable = self._between_chunks = False
+
+    def feed(self, data: bytes) -> bool:
+        """Parse `data`; raises ProtocolError. True when the sink took all of it as whole chunks."""
+        if self._between_chunks and data.endswith(b"\n\n\r\n") and _are_chunks(data) and self._sink.on_chunks(data):
+            return True
+        self._feed(data)
+        return False
+
+    def _feed(self, data: bytes) -> None:
+        if self.ended:
+            self.reusable = False
+            return
+        if self._fresh:
+            self._fresh = False
+            if self._feed_known(data):
+                return
+            self._head = None
+            self._parse(data)
+            if self._head is not None:
+                self._memo.learn(data, self._head)
+        else:
+            self._parse(data)
+
+    def _feed_known(self, data: bytes) -> bool:
+        """Take a whole response whose head is the last one's; False leaves it to the parser."""
+        known = self._memo.match(data)
+        if known is None:
+            return False
+        head, at, length = known
+        if len(data) - at != length:
+            return False
+        self._memo.hit()
+        self.reusable = head.keep_alive
+        self._sink.on_response(head)
+        if length:
+            self._sink.on_body(data[at:])
+        self.ended = True
+        self._sink.on_end()
+        return True
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise ProtocolError(502, "the backend tried to switch protocols") from None
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, ProtocolError):
+                raise error.__context__ from None
+            raise
+        except httptools.HttpParserError as error:
+            if self.ended:
+                self.reusable = False
+                return
+            raise ProtocolError(502, f"malformed HTTP response: {error}") from None
+
+    def eof(self) -> bool:
+        """The connection ended in order. True when that completes the response."""
+        if self.ended or self._framed:
+            return self.ended
+        self.ended = True
+        self._sink.on_end()
+        return True
+
+    # -- llhttp's callbacks
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self.reusable = False
+        self._headers = []
+        self._head_bytes = 0
+        self._reason = b""
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.head_bytes or len(self._headers) >= self._limits.headers:
+            raise ProtocolError(502, "response head over the limit")
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self.ended:
+            return
+        parser = self._parser
+        status = parser.get_status_code()
+        if status < 200:
+            self._informational += 1
+            if status == 101 or self._informational > MAX_INFORMATIONAL:
+                raise ProtocolError(502, "unexpected informational response")
+            return
+        head = ResponseHead(status, self._reason, self._headers, parser.should_keep_alive())
+        bodiless = status in (204, 304)
+        self._framed = bodiless or b"content-length" in head.values or b"transfer-encoding" in head.values
+        self.reusable = self._framed and head.keep_alive
+        self._head = head if not bodiless and not self._informational else None
+        self._sink.on_response(head)
+
+    def on_body(self, piece: bytes) -> None:
+        if not self.ended:
+            self._sink.on_body(piece)
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = not self.ended
+
+    def on_message_complete(self) -> None:
+        self._between_chunks = False
+        if self.ended or not self._framed or self._parser.get_status_code() < 200:
+            return
+        self.ended = True
+        self._sink.on_end()
+
+
+@lru_cache(maxsize=4096)
+def _chunk_bytes(line: bytes) -> int:
+    """What a chunk's size line without extensions says; 0 for the last chunk and for what llhttp should judge."""
+    return int(line, 16) if line.isalnum() and len(line) <= 8 and not line.strip(b"0123456789abcdefABCDEF") else 0
+
+
+def _are_chunks(data: bytes) -> bool:
+    """Whether `data` is whole chunks and nothing else (not the last one). `data` ends in CRLF."""
+    at, size = 0, len(data)
+    while at < size:
+        end = data.find(b"\r\n", at, at + 10)
+        if end < 0:
+            return False
+        length = _chunk_bytes(data[at:end])
+        if length == 0:
+            return False
+        at = end + 4 + length
+        if data[at - 2 : at] != b"\r\n":
+            return False
+    return at == size
