@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.accounts import Account
 from gateway.api import Route
-from gateway.relay.heads import connection_line, response_lines
+from gateway.relay.heads import connection_line, own_answer, response_lines
 from gateway.relay.http1 import LAST_CHUNK, chunk
 from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
@@ -178,3 +178,23 @@ class Answer:
             head += data
         if head:
             self._client.write(head)
+
+
+def write_own(
+    client: "ClientConnection",
+    head: RequestHead | None,
+    account: Account,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    draining: bool,
+) -> bool:
+    """Write a whole answer of ours, with `account.status`. Gives whether the connection may go on."""
+    keep_alive = head is not None and head.keep_alive and not draining
+    lines = [*headers, (b"x-request-id", account.request_id.encode())]
+    if account.backend:
+        lines.append((b"x-leeway-backend", account.backend.encode()))
+    old = head is not None and head.old
+    bodiless = head is not None and head.method == b"HEAD"
+    client.write(own_answer(account.status, lines, body, keep_alive=keep_alive, old_client=old, bodiless=bodiless))
+    return keep_alive

@@ -18,6 +18,14 @@ class Client:
     spec: KeySpec
     in_flight: int = 0
 
+    def enter(self) -> bool:
+        """Count one more request, if the key's concurrency limit allows it."""
+        limit = self.spec.limits.concurrent
+        if limit and self.in_flight >= limit:
+            return False
+        self.in_flight += 1
+        return True
+
 
 class Keyring:
     """All client keys. Without any, everybody is let in as one client."""

@@ -9,17 +9,18 @@ behind a whole event and a close without a normal end, else only the broken conn
 from typing import TYPE_CHECKING
 
 from gateway.accounts import Account, End
-from gateway.answer import Answer
+from gateway.answer import Answer, write_own
 from gateway.api import Refusal, unknown_model
-from gateway.dispatch import Ask, Hold
+from gateway.deadlines import overdue
+from gateway.dispatch import Ask
 from gateway.fleet import Replica
 from gateway.intake import Intake
-from gateway.relay.heads import own_answer, request_head
+from gateway.placement import Placement
+from gateway.relay.heads import request_head
 from gateway.relay.http1 import CONTINUE, ProtocolError
-from gateway.relay.pool import ConnectFailedError
 from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
-from gateway.relay.splice import EMPTY, BodyFields, ask_usage, set_model
+from gateway.relay.splice import EMPTY, BodyFields
 from gateway.relay.upstream import Lost, UpstreamConnection
 from gateway.signals import queue_limit_s, request_id
 
@@ -41,11 +42,7 @@ class Exchange:
     _fields: BodyFields = EMPTY
     _strip = False
     _entered = False
-    _ask: Ask | None = None
-    _queue_due_s = NEVER
-    _tried: frozenset[str] = frozenset()
-    _last_refusal: Refusal | None = None
-    _replica: Replica | None = None
+    _placement: Placement | None = None
     _connection: UpstreamConnection | None = None
     _answer: Answer | None = None
     _ended = False
@@ -136,140 +133,49 @@ class Exchange:
             raise unknown_model(fields.model, plane.known_models())
         account.model = model
         self._enter_key()
-        self._edit_body(model)
-        self._ask = Ask(model, intake.verdict.session or fields.session, len(self._body) // 4)
+        self._body, self._strip = intake.edited(self._body, fields, model)
+        verdict = intake.verdict
+        ask = Ask(model, verdict.session or fields.session, len(self._body) // 4)
+        due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
+        placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
         if plane.fleet.has_drops:
-            self._suspect(model)
-        self._queue_due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
-        self._place()
-
-    def _edit_body(self, model: str) -> None:
-        """The documented splices: an alias becomes the model's own name; streams are asked for their usage."""
-        plane, fields = self._plane, self._fields
-        depth = plane.limits.json_depth
-        if fields.model != model and fields.model:
-            self._body = set_model(self._body, model, depth)
-        if fields.stream and not fields.asks_usage and self._intake.verdict.route.asks_usage and plane.config.usage == "ask":
-            self._body = ask_usage(self._body, fields, depth)
-            self._strip = True
+            self._hash_body()
+            placement.avoid_droppers(self._body_hash or 0)
+        placement.start()
 
     def _enter_key(self) -> None:
         key = self._intake.verdict.client
         assert key is not None
-        limit = key.spec.limits.concurrent
-        if limit and key.in_flight >= limit:
-            raise Refusal(429, "concurrency_limit", f"This key may have {limit} requests at once.", retry_after_s=1)
-        key.in_flight += 1
+        if not key.enter():
+            raise Refusal(429, "concurrency_limit", "This key has all the requests it may have at once.", retry_after_s=1)
         self._entered = True
-
-    def _suspect(self, model: str) -> None:
-        """The poison rule: a body that made several backends drop the connection is not tried on more of them."""
-        plane = self._plane
-        self._body_hash = hash(self._body)
-        droppers = plane.fleet.droppers(self._body_hash, plane.now())
-        if len(droppers) >= 2:
-            message = "This request made several backends drop the connection; it is not sent to more of them for now."
-            raise Refusal(502, "request_breaks_backends", message, may_have_run=True)
-        if any(r.name not in droppers for r in plane.fleet.routable(model, self._intake.verdict.route.kind)):
-            self._tried = droppers
 
     def _pin(self, response_id: str) -> None:
         """A stored response lives on the backend that made it, for the key that asked for it."""
         plane, key = self._plane, self._intake.verdict.client
-        home = plane.response_homes.find(response_id, key.spec.sha256 if key is not None else "")
-        if home is None:
-            raise Refusal(404, "response_not_found", f"No response {response_id[:100]!r} is known here.")
-        replica = plane.fleet.get(home)
-        if replica is None or replica.state not in ("ready", "draining"):
-            raise Refusal(503, "backend_unavailable", "The backend that holds this response is not available.", retry_after_s=2)
+        replica = plane.home(response_id, key.spec.sha256 if key is not None else "")
         self.account.model = self._fields.model or (replica.models[0] if replica.models else "")
         self._enter_key()
-        self._dispatch(replica)
+        kind = self._intake.verdict.route.kind
+        self._placement = Placement(plane, self, None, kind, self._fields.stream, NEVER)
+        self._placement.go(replica)
 
-    # -- wait
+    # -- wait, connect, send: called by the placement
 
-    def _place(self) -> None:
-        """Go to a replica, or into the line. Raises Refusal."""
-        plane, ask = self._plane, self._ask
-        assert ask is not None
-        if self._try_place():
-            return
-        if self._last_refusal is not None:
-            raise self._last_refusal
-        self._phase = "queue"
-        plane.enqueue(ask.model, self)
-        self._client.due_s = self._queue_due_s
+    def on_waiting(self, due_s: float) -> None:
+        """In the line."""
+        self._phase, self._client.due_s = "queue", due_s
 
-    def _try_place(self) -> bool:
-        plane, ask = self._plane, self._ask
-        assert ask is not None
-        chosen = plane.dispatcher.choose(
-            ask, plane.fleet.routable(ask.model, self._intake.verdict.route.kind), plane.now(), self._tried
-        )
-        if not isinstance(chosen, Hold):
-            self._dispatch(chosen)
-            return True
-        if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
-            message = f"No backend for {ask.model!r} is available."
-            raise Refusal(503, "no_backend", message, retry_after_s=plane.probe_wait_s())
-        return False
+    def on_connecting(self) -> None:
+        """A replica is chosen, a connection is being made; connecting has its own limit."""
+        self._phase, self._client.due_s = "connect", NEVER
 
-    def offered(self) -> bool:
-        """The head of the line is offered a place. True when it has left the line."""
-        try:
-            return self._settled or self._try_place()
-        except Refusal as refusal:
-            self._refuse(refusal)
-            return True
+    def on_unplaced(self, refusal: Refusal) -> None:
+        """No place was found."""
+        self._refuse(refusal)
 
-    # -- connect and send
-
-    def _dispatch(self, replica: Replica) -> None:
-        plane, account = self._plane, self.account
-        now_s = account.dispatched_s = plane.now()
-        account.backend = replica.name
-        account.attempts += 1
-        self._replica = replica
-        plane.fleet.dispatched(replica, now_s, self._fields.stream)
-        plane.retry_budget.request()
-        connection = plane.pool(replica).take(now_s)
-        if connection is not None:
-            self._send(replica, connection)
-            return
-        self._phase = "connect"
-        self._client.due_s = NEVER
-        plane.spawn(self._connect(replica))
-
-    async def _connect(self, replica: Replica) -> None:
-        plane = self._plane
-        pool = plane.pool(replica)
-        try:
-            connection = await pool.connect(plane.timeouts.connect_s)
-        except ConnectFailedError as error:
-            plane.fleet.failed(replica, "timeout" if error.timed_out else "connect", str(error), None, plane.now())
-            if not self._settled:
-                self._not_run(Refusal(502, "connect_failed", "No connection to the backend could be made."))
-            return
-        if self._settled:
-            pool.returned(connection)
-        else:
-            self._send(replica, connection)
-
-    def _not_run(self, refusal: Refusal) -> None:
-        """The attempt provably did not run: try another replica, else refuse."""
-        replica = self._replica
-        assert replica is not None
-        self._leave_replica()
-        self._last_refusal = refusal
-        self._tried |= {replica.name}
-        try:
-            if self._ask is None or self._plane.now() >= self._queue_due_s:
-                raise refusal
-            self._place()
-        except Refusal as final:
-            self._refuse(final)
-
-    def _send(self, replica: Replica, connection: UpstreamConnection) -> None:
+    def on_placed(self, replica: Replica, connection: UpstreamConnection) -> None:
+        """Send the request. From here on it may have run."""
         plane, head, account = self._plane, self._intake.head, self.account
         assert head is not None
         pool, body, verdict = plane.pool(replica), self._body, self._intake.verdict
@@ -287,18 +193,16 @@ class Exchange:
 
     # -- the answer: called by the backend's connection
 
-    def on_upload(self, paused: bool) -> None:
-        """The backend takes the body slowly; it is held anyway."""
-
     def on_response(self, head: ResponseHead) -> None:
         """The status line and fields are here."""
-        plane, replica, status = self._plane, self._replica, head.status
-        assert replica is not None
+        plane, placement, status, replica = self._plane, self._placement, head.status, self._replica
+        assert placement is not None
         assert self._intake.head is not None
         now_s = self._heard_s = plane.now()
         if status == 429 or status == 503:
             plane.fleet.overloaded(replica, now_s + plane.overload_wait_s(head.values.get(b"retry-after")))
-            if self._retry_elsewhere(replica):
+            if placement.retry_elsewhere():
+                self._let_go()
                 return
         elif status >= 500:
             plane.fleet.failed(replica, "status", f"answered {status}", None, now_s)
@@ -317,29 +221,11 @@ class Exchange:
         if self._client.paused:
             self.on_paused(True)
 
-    def _retry_elsewhere(self, replica: Replica) -> bool:
-        """A documented not-started answer: one other backend may be asked, within the retry budget."""
-        plane, ask = self._plane, self._ask
-        if ask is None or self.account.attempts >= plane.config.retry.attempts:
-            return False
-        now_s = plane.now()
-        tried = self._tried | {replica.name}
-        if not any(
-            r.name not in tried and r.open(now_s) for r in plane.fleet.routable(ask.model, self._intake.verdict.route.kind)
-        ):
-            return False
-        if not plane.retry_budget.spend():
-            return False
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abandon()
-        refusal = Refusal(503, "overloaded", "All backends are overloaded.", retry_after_s=plane.probe_wait_s())
-        plane.loop.call_soon(self._retry, refusal)  # not inside the parser's callback
-        return True
-
-    def _retry(self, refusal: Refusal) -> None:
-        if not self._settled:
-            self._not_run(refusal)
+    @property
+    def _replica(self) -> Replica:
+        """Where the request is; only while it is somewhere."""
+        assert self._placement is not None and self._placement.replica is not None
+        return self._placement.replica
 
     def on_body(self, piece: bytes) -> None:
         """One piece of the body, within a read."""
@@ -347,10 +233,10 @@ class Exchange:
 
     def on_chunks(self, data: bytes) -> bool:
         """Whole chunks with whole events: most of a stream's life passes here. False: tell it as pieces."""
-        answer, replica = self._answer, self._replica
-        if answer is None or replica is None or not answer.relay_chunks(data):
+        answer = self._answer
+        if answer is None or not answer.relay_chunks(data):
             return False
-        self._heard_s = replica.last_byte_s = self._plane.now()
+        self._heard_s = self._replica.last_byte_s = self._plane.now()
         return True
 
     def on_end(self) -> None:
@@ -362,17 +248,16 @@ class Exchange:
         answer = self._answer
         if answer is None or self._settled:
             return
-        batch, account = self._batch, self.account
+        batch, account, verdict = self._batch, self.account, self._intake.verdict
         data = batch[0] if len(batch) == 1 else b"".join(batch)
         batch.clear()
         if data:
             replica = self._replica
-            assert replica is not None
             self._heard_s = replica.last_byte_s = now_s = self._plane.now()
             if account.first_byte_s < 0:
                 account.first_byte_s = now_s
-                if self._intake.verdict.route.face == "responses" and account.status == 200:
-                    self._remember_response(data, replica.name)
+                if verdict.route.face == "responses" and account.status == 200 and verdict.client is not None:
+                    self._plane.response_homes.remember(data, replica.name, verdict.client.spec.sha256)
         progress = answer.relay(data, self._ended)
         if progress == "done":
             self._connection = None
@@ -381,19 +266,13 @@ class Exchange:
             self._connection = None
             self._fail("stream_cut", "The backend ended the stream before it was complete.")
 
-    def _remember_response(self, data: bytes, name: str) -> None:
-        key = self._intake.verdict.client
-        if key is not None and not self._intake.verdict.route.response_id:
-            self._plane.response_homes.remember(data, name, key.spec.sha256)
-
     def on_lost(self, how: Lost, message: str) -> None:
         """The backend's connection broke while the request was on it."""
         self._connection = None
-        replica = self._replica
-        if self._settled or replica is None:
+        if self._settled:
             return
         self._hash_body()
-        self._plane.fleet.failed(replica, "reset", message, self._body_hash, self._plane.now())
+        self._plane.fleet.failed(self._replica, "reset", message, self._body_hash, self._plane.now())
         if self._answer is not None:
             self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
             return
@@ -412,29 +291,23 @@ class Exchange:
             wait_s = plane.drain_wait_s(self.account.model)
             self._refuse(Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s))
         elif self._phase == "sent":
-            assert self._replica is not None
             plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s)
             self._cut(Refusal(504, "first_byte_timeout", "The backend gave no answer in time.", may_have_run=True))
         elif self._phase == "answer":
             self._check_answer(now_s)
 
     def _check_answer(self, now_s: float) -> None:
-        timeouts = self._plane.timeouts
-        end_s = self.account.arrived_s + timeouts.total_s
-        if now_s >= end_s:
+        what, due_s = overdue(self._plane.timeouts, now_s, self.account.arrived_s, self._heard_s, self._stalled_s)
+        if what == "total":
             self._cut(Refusal(504, "total_timeout", "The request took longer than the total limit.", may_have_run=True))
-            return
-        stalled = self._stalled_s < NEVER
-        due_s = self._stalled_s + timeouts.write_stall_s if stalled else self._heard_s + timeouts.idle_s
-        if now_s < due_s:
-            self._client.due_s = min(due_s, end_s)
-        elif stalled:
+        elif what == "stalled":
             self.account.reason = "reads too slowly"
             self._client.abort()
-        else:
-            assert self._replica is not None
+        elif what == "silent":
             self._plane.fleet.failed(self._replica, "timeout", "stream went silent", None, now_s)
             self._cut(Refusal(504, "idle_timeout", "The backend went silent in the middle of its answer.", may_have_run=True))
+        else:
+            self._client.due_s = due_s
 
     def on_paused(self, paused: bool) -> None:
         """The client's side is full, or free again: so is reading from the backend."""
@@ -459,9 +332,7 @@ class Exchange:
 
     def _cut(self, refusal: Refusal) -> None:
         """Leave the backend and tell the client, in whatever way is still possible."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abandon()
+        self._let_go()
         if self._answer is not None:
             self._fail(refusal.code, refusal.message, refusal)
         else:
@@ -486,22 +357,9 @@ class Exchange:
         self._answer_own(refusal.status, refusal.headers, body, end, refusal.code)
 
     def _answer_own(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, end: End, reason: str) -> None:
-        head, account = self._intake.head, self.account
-        keep_alive = head is not None and head.keep_alive and not self._plane.draining
+        account = self.account
         account.status = status
-        lines = [*headers, (b"x-request-id", account.request_id.encode())]
-        if account.backend:
-            lines.append((b"x-leeway-backend", account.backend.encode()))
-        self._client.write(
-            own_answer(
-                status,
-                lines,
-                body,
-                keep_alive=keep_alive,
-                old_client=head is not None and head.old,
-                bodiless=head is not None and head.method == b"HEAD",
-            )
-        )
+        keep_alive = write_own(self._client, self._intake.head, account, headers, body, draining=self._plane.draining)
         self._settle(end, reason, keep_alive)
 
     # -- settle
@@ -516,10 +374,11 @@ class Exchange:
         self._body = b""
         self._intake.release()
 
-    def _leave_replica(self) -> None:
-        replica, self._replica = self._replica, None
-        if replica is not None:
-            self._plane.fleet.released(replica, self._fields.stream)
+    def _let_go(self) -> None:
+        """Break off what the backend does for us, if anything."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abandon()
 
     def _settle(self, end: End, reason: str, keep_alive: bool, broken: bool = False) -> None:
         """The one exit."""
@@ -530,12 +389,9 @@ class Exchange:
         if self._answer is not None and self._answer.account() and end == "complete":
             account.end, account.reason = "failed_in_stream", "the backend said so"
         intake.stop()
-        if self._phase == "queue" and self._ask is not None:
-            plane.dequeue(self._ask.model, self)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abandon()
-        self._leave_replica()
+        self._let_go()
+        if self._placement is not None:
+            self._placement.stop()
         if self._entered:
             assert intake.verdict.client is not None
             intake.verdict.client.in_flight -= 1

@@ -3,20 +3,14 @@
 Shell only by its use of the loop for sliced scans; all that it decides is refusal or not. Nothing here knows a backend.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gateway.api import LocalRoute, Refusal, Route, route
 from gateway.relay.heads import request_lines
 from gateway.relay.requests import RequestHead
-from gateway.relay.splice import (
-    EMPTY,
-    BodyError,
-    BodyFields,
-    Scan,
-    multipart_field,
-    parse_small,
-)
+from gateway.relay.splice import EMPTY, BodyError, BodyFields, Scan, Span, ask_usage, multipart_field, parse_small, set_model
 from gateway.signals import session_key
 
 if TYPE_CHECKING:
@@ -31,44 +25,46 @@ _NO_ROUTE = Route()
 class Verdict:
     """What follows from a head alone, kept with it: clients repeat their heads. Holds for one keyring."""
 
-    __slots__ = ("client", "keyring", "lines", "lines_identity", "local", "refusal", "route", "session")
+    keyring: "Keyring | None" = None
+    route: Route = _NO_ROUTE
+    local: LocalRoute | None = None
+    client: "Client | None" = None
+    refusal: Refusal | None = None
+    lines = b""
+    lines_identity = b""
+    session = ""
 
-    def __init__(self, head: RequestHead, keyring: "Keyring") -> None:
-        self.keyring = keyring
-        self.route: Route = _NO_ROUTE
-        self.local: LocalRoute | None = None
-        self.client: Client | None = None
-        self.refusal: Refusal | None = None
-        self.lines = b""
-        self.lines_identity = b""
-        self.session = ""
-        try:
-            found = route(head)
-            if isinstance(found, LocalRoute):
-                self.local = found
-                if found.what not in ("models", "model"):
-                    return
-            else:
-                self.route = found
-            self._authenticate(head.values)
-        except Refusal as refusal:
-            self.refusal = refusal
-            return
-        if self.local is None:
-            self.lines = request_lines(head, identity=False)
-            self.lines_identity = request_lines(head, identity=True)
-            self.session = session_key(head.values)
 
-    def _authenticate(self, values: dict[bytes, bytes]) -> None:
-        self.client = self.keyring.find(values.get(b"authorization"), values.get(b"x-api-key"))
-        if self.client is None:
-            raise Refusal(401, "invalid_api_key", "A valid API key is needed (Authorization: Bearer KEY, or x-api-key).")
+def _judged(head: RequestHead, keyring: "Keyring") -> Verdict:
+    verdict = Verdict()
+    verdict.keyring = keyring
+    try:
+        found = route(head)
+        if isinstance(found, LocalRoute):
+            verdict.local = found
+        else:
+            verdict.route = found
+        if verdict.local is None or verdict.local.what in ("models", "model"):
+            verdict.client = keyring.find(head.values.get(b"authorization"), head.values.get(b"x-api-key"))
+            if verdict.client is None:
+                raise Refusal(401, "invalid_api_key", "A valid API key is needed (Authorization: Bearer KEY, or x-api-key).")
+    except Refusal as refusal:
+        verdict.refusal = refusal
+        return verdict
+    if verdict.local is None:
+        verdict.lines = request_lines(head, identity=False)
+        verdict.lines_identity = request_lines(head, identity=True)
+        verdict.session = session_key(head.values)
+    return verdict
+
+
+_NO_VERDICT = Verdict()
 
 
 class Intake:
     """What the client sent. `refusal` is set once it is known that no backend will see it."""
 
-    verdict: Verdict
+    verdict: Verdict = _NO_VERDICT
     head: RequestHead | None = None
     refusal: Refusal | None = None
     _length = 0
@@ -77,6 +73,7 @@ class Intake:
     _scan: Scan | None = None
     _pieces: list[bytes] | None = None
     _first = b""
+    _spans: Mapping[str, Span] = MappingProxyType({})
 
     def __init__(self, plane: "DataPlane") -> None:
         self._plane = plane
@@ -87,7 +84,7 @@ class Intake:
         self._length = length
         verdict = head.derived
         if type(verdict) is not Verdict or verdict.keyring is not self._plane.keyring:
-            verdict = head.derived = Verdict(head, self._plane.keyring)
+            verdict = head.derived = _judged(head, self._plane.keyring)
         self.verdict = verdict
         self.refusal = verdict.refusal
         if length > self._plane.limits.body_bytes and self.refusal is None:
@@ -169,7 +166,26 @@ class Intake:
         except BodyError as error:
             self.refusal = _invalid(error)
         self._scan = None
+        self._spans = scan.spans
         then(scan.fields() if self.refusal is None else EMPTY)
+
+    def edited(self, body: bytes, fields: BodyFields, model: str) -> tuple[bytes, bool]:
+        """The documented splices: an alias becomes the model's own name; a stream is asked for its usage.
+
+        (the body to send, whether the usage chunk that it brings is ours and not the client's).
+        """
+        plane, spans = self._plane, self._spans
+        depth = plane.limits.json_depth
+        strip = fields.stream and not fields.asks_usage and self.verdict.route.asks_usage and plane.config.usage == "ask"
+        renamed = fields.model != model and fields.model != ""
+        edits = []
+        if strip:
+            edits.append((spans.get("stream_options", (0, 0)), lambda text, span: ask_usage(text, fields, depth, span)))
+        if renamed:
+            edits.append((spans.get("model", (0, 0)), lambda text, span: set_model(text, model, depth, span)))
+        for span, edit in sorted(edits, key=lambda e: e[0], reverse=True):  # the later member first: spans stay true
+            body = edit(body, span if span[1] else None)
+        return body, strip
 
     def stop(self) -> None:
         """The client left: a scan under way ends."""

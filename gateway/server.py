@@ -21,6 +21,7 @@ from gateway.forward import Exchange
 from gateway.homes import ResponseHomes
 from gateway.logs import Logs
 from gateway.metrics import RequestMetrics
+from gateway.placement import Placement
 from gateway.relay.downstream import ClientConnection
 from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_check
 from gateway.signals import RequestIds
@@ -59,7 +60,7 @@ class DataPlane:
         self.fleet = Fleet(config.health)
         self.keyring = Keyring(config.keys)
         self.dispatcher = Dispatcher(config.model, rng)
-        self.line: WaitingLine[Exchange] = WaitingLine(config.queue)
+        self.line: WaitingLine[Placement] = WaitingLine(config.queue)
         self.retry_budget = RetryBudget(config.retry)
         self.response_homes = ResponseHomes(config.limits.response_ids)
         self.metrics = RequestMetrics(config.limits.model_labels)
@@ -200,6 +201,16 @@ class DataPlane:
         cards += [ModelCard(a, lengths.get(t, 0), t) for a, t in sorted(self._aliases.items()) if t in served]
         return cards
 
+    def home(self, response_id: str, owner: str) -> Replica:
+        """The replica that holds a stored response of this owner. Raises Refusal."""
+        name = self.response_homes.find(response_id, owner)
+        if name is None:
+            raise Refusal(404, "response_not_found", f"No response {response_id[:100]!r} is known here.")
+        replica = self.fleet.get(name)
+        if replica is None or replica.state not in ("ready", "draining"):
+            raise Refusal(503, "backend_unavailable", "The backend that holds this response is not available.", retry_after_s=2)
+        return replica
+
     def local_answer(self, local: LocalRoute) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """(status, headers, body) of a route that the gateway answers itself."""
         if local.what == "options":
@@ -238,21 +249,21 @@ class DataPlane:
         self.held_bytes -= size
         assert self.held_bytes >= 0
 
-    def enqueue(self, model: str, exchange: Exchange) -> None:
+    def enqueue(self, model: str, placement: Placement) -> None:
         """Join the line. Raises Refusal (429) when it is full."""
         if self.line.full:
             raise Refusal(429, "queue_full", "The waiting line is full.", retry_after_s=self.drain_wait_s(model))
-        self.line.push(model, exchange)
+        self.line.push(model, placement)
         self.deadlines.add(self._tick)
 
-    def dequeue(self, model: str, exchange: Exchange) -> None:
+    def dequeue(self, model: str, placement: Placement) -> None:
         """Leave the line, if still in it."""
-        self.line.remove(model, exchange)
+        self.line.remove(model, placement)
 
     def release_line(self) -> None:
         """Offer places to whoever waits."""
         for model in self.line.models():
-            self.line.release(model, Exchange.offered)
+            self.line.release(model, Placement.offered)
         if not len(self.line):
             self.deadlines.discard(self._tick)
 

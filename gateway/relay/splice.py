@@ -242,11 +242,13 @@ def add_member(body: bytes, member: bytes) -> bytes:
     return b"".join((body[:at], member, comma, body[at:]))
 
 
-def ask_usage(body: bytes, fields: BodyFields, max_depth: int) -> bytes:
-    """`body` with `stream_options.include_usage` true; all else is untouched."""
+def ask_usage(body: bytes, fields: BodyFields, max_depth: int, span: Span | None = None) -> bytes:
+    """`body` with `stream_options.include_usage` true; all else is untouched. `span` is the member's value, if known
+    (a large body is not scanned twice)."""
     if not fields.has_stream_options:
         return add_member(body, b'"stream_options":{"include_usage":true}')
-    span = scan(body, max_depth).spans["stream_options"]
+    if span is None:
+        span = scan(body, max_depth).spans["stream_options"]
     try:
         options = orjson.loads(body[span[0] : span[1]])
     except orjson.JSONDecodeError:
@@ -256,9 +258,10 @@ def ask_usage(body: bytes, fields: BodyFields, max_depth: int) -> bytes:
     return replace(body, span, orjson.dumps({**(options or {}), "include_usage": True}))
 
 
-def set_model(body: bytes, name: str, max_depth: int) -> bytes:
-    """`body` with the model's name replaced (an alias by what the backend serves)."""
-    span = scan(body, max_depth).spans.get("model")
+def set_model(body: bytes, name: str, max_depth: int, span: Span | None = None) -> bytes:
+    """`body` with the model's name replaced (an alias by what the backend serves). `span` as in ask_usage."""
+    if span is None:
+        span = scan(body, max_depth).spans.get("model")
     member = orjson.dumps(name)
     return replace(body, span, member) if span else add_member(body, b'"model":' + member)
 

@@ -24,7 +24,6 @@ class Owner(Protocol):
     def on_end(self) -> None: ...
     def on_batch(self) -> None: ...
     def on_lost(self, how: Lost, message: str) -> None: ...
-    def on_upload(self, paused: bool) -> None: ...
 
 
 class Home(Protocol):
@@ -134,14 +133,6 @@ class UpstreamConnection(asyncio.Protocol):
         if self._owner is not None:
             self._lose("reset", "the backend closed the connection")
         self._home.gone(self, exc is None)
-
-    def pause_writing(self) -> None:
-        if self._owner is not None:
-            self._owner.on_upload(True)
-
-    def resume_writing(self) -> None:
-        if self._owner is not None:
-            self._owner.on_upload(False)
 
     # -- the reader's sink
 

@@ -1,0 +1,173 @@
+"""Finding a replica and a connection for one request; a second one only if the first attempt provably did not run.
+
+Shell by its connecting; the choice is dispatch's. It counts the request as in flight at a replica from the moment of
+the choice, before any await, and lets go exactly once. Retry boundary (decision 9): no connection came about, or the
+backend's documented not-started answer (429, 503), within the retry budget and the request's remaining wait.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+from backends.base import Kind
+from gateway.accounts import Account
+from gateway.api import Refusal
+from gateway.dispatch import Ask, Hold
+from gateway.fleet import Replica
+from gateway.relay.pool import ConnectFailedError
+from gateway.relay.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from gateway.server import DataPlane
+
+POISON_BACKENDS = 2
+
+
+class Seeker(Protocol):
+    """The request that looks for a place."""
+
+    account: Account
+
+    def on_waiting(self, due_s: float) -> None: ...
+    def on_connecting(self) -> None: ...
+    def on_placed(self, replica: Replica, connection: UpstreamConnection) -> None: ...
+    def on_unplaced(self, refusal: Refusal) -> None: ...
+
+
+class Placement:
+    """See the module's words. `replica` is where the request counts as in flight now."""
+
+    replica: Replica | None = None
+    _over = False
+    _waiting = False
+    _tried: frozenset[str] = frozenset()
+    _last_refusal: Refusal | None = None
+
+    def __init__(self, plane: "DataPlane", seeker: Seeker, ask: Ask | None, kind: Kind, stream: bool, due_s: float) -> None:
+        self._plane = plane
+        self._seeker = seeker
+        self._ask = ask
+        self._kind = kind
+        self._stream = stream
+        self._due_s = due_s
+
+    def avoid_droppers(self, body_hash: int) -> None:
+        """The poison rule: a body that made several backends drop the connection is not tried on more of them, and
+        one that made one of them drop it goes elsewhere if it can. Raises Refusal."""
+        assert self._ask is not None
+        fleet = self._plane.fleet
+        droppers = fleet.droppers(body_hash, self._plane.now())
+        if len(droppers) >= POISON_BACKENDS:
+            message = "This request made several backends drop the connection; it is not sent to more of them for now."
+            raise Refusal(502, "request_breaks_backends", message, may_have_run=True)
+        if any(r.name not in droppers for r in fleet.routable(self._ask.model, self._kind)):
+            self._tried = droppers
+
+    def start(self) -> None:
+        """Go to a replica, or into the line. Raises Refusal."""
+        plane, ask = self._plane, self._ask
+        assert ask is not None
+        if self._try():
+            return
+        if self._last_refusal is not None:
+            raise self._last_refusal
+        plane.enqueue(ask.model, self)
+        self._waiting = True
+        self._seeker.on_waiting(self._due_s)
+
+    def _try(self) -> bool:
+        plane, ask = self._plane, self._ask
+        assert ask is not None
+        chosen = plane.dispatcher.choose(ask, plane.fleet.routable(ask.model, self._kind), plane.now(), self._tried)
+        if not isinstance(chosen, Hold):
+            self.go(chosen)
+            return True
+        if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
+            message = f"No backend for {ask.model!r} is available."
+            raise Refusal(503, "no_backend", message, retry_after_s=plane.probe_wait_s())
+        return False
+
+    def offered(self) -> bool:
+        """The head of the line is offered a place. True when it has left the line."""
+        try:
+            return self._over or self._try()
+        except Refusal as refusal:
+            self._seeker.on_unplaced(refusal)
+            return True
+
+    def go(self, replica: Replica) -> None:
+        """Count the request there, and bring it a connection."""
+        plane, account = self._plane, self._seeker.account
+        now_s = account.dispatched_s = plane.now()
+        account.backend = replica.spec.name
+        account.attempts += 1
+        self.replica = replica
+        self._waiting = False
+        plane.fleet.dispatched(replica, now_s, self._stream)
+        plane.retry_budget.request()
+        connection = plane.pool(replica).take(now_s)
+        if connection is not None:
+            self._seeker.on_placed(replica, connection)
+            return
+        self._seeker.on_connecting()
+        plane.spawn(self._connect(replica))
+
+    async def _connect(self, replica: Replica) -> None:
+        plane = self._plane
+        pool = plane.pool(replica)
+        try:
+            connection = await pool.connect(plane.timeouts.connect_s)
+        except ConnectFailedError as error:
+            plane.fleet.failed(replica, "timeout" if error.timed_out else "connect", str(error), None, plane.now())
+            if not self._over:
+                self._not_run(Refusal(502, "connect_failed", "No connection to the backend could be made."))
+            return
+        if self._over:
+            pool.returned(connection)
+        else:
+            self._seeker.on_placed(replica, connection)
+
+    def retry_elsewhere(self) -> bool:
+        """After a documented not-started answer: one other backend may be asked, if one is open and the budget has it.
+        The new attempt begins on a clean stack, not inside the parser's callback."""
+        plane, ask, replica = self._plane, self._ask, self.replica
+        if ask is None or replica is None or self._seeker.account.attempts >= plane.config.retry.attempts:
+            return False
+        now_s = plane.now()
+        tried = self._tried | {replica.name}
+        others = plane.fleet.routable(ask.model, self._kind)
+        if not any(r.name not in tried and r.open(now_s) for r in others) or not plane.retry_budget.spend():
+            return False
+        refusal = Refusal(503, "overloaded", "All backends are overloaded.", retry_after_s=plane.probe_wait_s())
+        plane.loop.call_soon(self._retry, refusal)
+        return True
+
+    def _retry(self, refusal: Refusal) -> None:
+        if not self._over:
+            self._not_run(refusal)
+
+    def _not_run(self, refusal: Refusal) -> None:
+        """The attempt provably did not run: try another replica, else refuse."""
+        replica = self.replica
+        assert replica is not None
+        self._leave()
+        self._last_refusal = refusal
+        self._tried |= {replica.name}
+        try:
+            if self._ask is None or self._plane.now() >= self._due_s:
+                raise refusal
+            self.start()
+        except Refusal as final:
+            self._seeker.on_unplaced(final)
+
+    def _leave(self) -> None:
+        replica, self.replica = self.replica, None
+        if replica is not None:
+            self._plane.fleet.released(replica, self._stream)
+
+    def stop(self) -> None:
+        """The request is over: out of the line, out of the replica's count."""
+        self._over = True
+        if self._waiting:
+            assert self._ask is not None
+            self._waiting = False
+            self._plane.dequeue(self._ask.model, self)
+        self._leave()
