@@ -4,8 +4,11 @@ No parsing and no environment here (config_file.py does both), so the serving pr
 records without the settings library. Defaults stand here once; config_file.py and gateway.toml repeat none of them.
 """
 
+import dataclasses
+import json
+import typing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 EngineName = Literal["auto", "vllm", "sglang", "openai"]
 PolicyName = Literal["po2", "random", "round_robin", "least_request", "min_qpm", "consistent_hash"]
@@ -190,6 +193,31 @@ class GatewayConfig:
             if spec.name == "*":
                 fallback = spec
         return fallback
+
+
+def to_json(config: GatewayConfig) -> bytes:
+    """The records as JSON, secrets included: for a pipe between two processes of one gateway, nothing else."""
+    return json.dumps(dataclasses.asdict(config)).encode()
+
+
+def from_json(text: bytes) -> GatewayConfig:
+    """What `to_json` wrote."""
+    built = _record(GatewayConfig, json.loads(text))
+    assert isinstance(built, GatewayConfig)
+    return built
+
+
+def _record(kind: Any, value: Any) -> Any:
+    """`value` as the annotated type `kind`: records by their fields, tuples by their items, anything else as it is."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _record(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+    if typing.get_origin(kind) is tuple:
+        item_kinds = typing.get_args(kind)
+        if item_kinds[-1] is Ellipsis:
+            return tuple(_record(item_kinds[0], item) for item in value)
+        return tuple(_record(item_kind, item) for item_kind, item in zip(item_kinds, value, strict=True))
+    return value
 
 
 def split_address(address: str) -> tuple[str, int]:

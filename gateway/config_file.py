@@ -6,6 +6,7 @@ module is the only one that imports the settings library; the records that it bu
 
 import dataclasses
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -344,3 +345,17 @@ def json_schema() -> dict[str, Any]:
     schema = GatewaySettings.model_json_schema(by_alias=True)
     schema["title"] = "gateway.toml"
     return schema
+
+
+def _print_records(path: str) -> int:
+    """For serving.py: the checked configuration as JSON on standard output, or the problems on standard error."""
+    try:
+        sys.stdout.buffer.write(records.to_json(load(path)))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_print_records(sys.argv[1]))

@@ -156,8 +156,7 @@ class Exchange:
         replica = plane.home(response_id, key.spec.sha256 if key is not None else "")
         self.account.model = self._fields.model or (replica.models[0] if replica.models else "")
         self._enter_key()
-        kind = self._intake.verdict.route.kind
-        self._placement = Placement(plane, self, None, kind, self._fields.stream, NEVER)
+        self._placement = Placement(plane, self, None, self._intake.verdict.route.kind, self._fields.stream, NEVER)
         self._placement.go(replica)
 
     # -- wait, connect, send: called by the placement
@@ -178,11 +177,9 @@ class Exchange:
         """Send the request. From here on it may have run."""
         plane, head, account = self._plane, self._intake.head, self.account
         assert head is not None
-        pool, body, verdict = plane.pool(replica), self._body, self._intake.verdict
-        self._connection = connection
-        self._phase = "sent"
+        pool, body, verdict, timeouts = plane.pool(replica), self._body, self._intake.verdict, plane.timeouts
+        self._connection, self._phase = connection, "sent"
         now_s = account.sent_s = plane.now()
-        timeouts = plane.timeouts
         self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
         lines = verdict.lines_identity if self._strip else verdict.lines
         request = request_head(head.method, lines, pool.prefix, pool.hop_lines, len(body), account.request_id.encode())
@@ -224,8 +221,10 @@ class Exchange:
     @property
     def _replica(self) -> Replica:
         """Where the request is; only while it is somewhere."""
-        assert self._placement is not None and self._placement.replica is not None
-        return self._placement.replica
+        placement = self._placement
+        assert placement is not None
+        assert placement.replica is not None
+        return placement.replica
 
     def on_body(self, piece: bytes) -> None:
         """One piece of the body, within a read."""
@@ -276,22 +275,20 @@ class Exchange:
         if self._answer is not None:
             self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
             return
+        said = "The backend closed the connection without an answer; the request may be the cause, and may have run."
         if how == "protocol":
             said = "The backend sent a malformed answer."
-        else:
-            said = "The backend closed the connection without an answer; the request may be the cause, and may have run."
         self._refuse(Refusal(502, "backend_lost", said, may_have_run=True))
 
     # -- deadlines and ends
 
     def on_due(self, now_s: float) -> None:
         """A deadline passed; which one depends on the phase."""
-        plane = self._plane
         if self._phase == "queue":
-            wait_s = plane.drain_wait_s(self.account.model)
+            wait_s = self._plane.drain_wait_s(self.account.model)
             self._refuse(Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s))
         elif self._phase == "sent":
-            plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s)
+            self._plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s)
             self._cut(Refusal(504, "first_byte_timeout", "The backend gave no answer in time.", may_have_run=True))
         elif self._phase == "answer":
             self._check_answer(now_s)

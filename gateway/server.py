@@ -23,7 +23,9 @@ from gateway.logs import Logs
 from gateway.metrics import RequestMetrics
 from gateway.placement import Placement
 from gateway.relay.downstream import ClientConnection
+from gateway.relay.memo import HeadStore
 from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_check
+from gateway.relay.requests import RequestHead
 from gateway.signals import RequestIds
 
 OVERLOAD_WAIT_S = 1.0
@@ -64,6 +66,7 @@ class DataPlane:
         self.retry_budget = RetryBudget(config.retry)
         self.response_homes = ResponseHomes(config.limits.response_ids)
         self.metrics = RequestMetrics(config.limits.model_labels)
+        self.request_heads: HeadStore[RequestHead] = HeadStore()
         self.draining = False
         self.held_bytes = 0
         self.generation = 1

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 from gateway.config import Limits, Timeouts
 from gateway.deadlines import Deadlines
 from gateway.relay.http1 import ProtocolError
+from gateway.relay.memo import HeadStore
 from gateway.relay.requests import RequestHead, RequestReader
 
 NEVER = float("inf")
@@ -38,6 +39,7 @@ class Host(Protocol):
     limits: Limits
     timeouts: Timeouts
     deadlines: Deadlines
+    request_heads: HeadStore[RequestHead]
     draining: bool
 
     def joined(self, connection: "ClientConnection") -> bool: ...
@@ -47,15 +49,30 @@ class Host(Protocol):
 class ClientConnection(asyncio.Protocol):
     """See the module's words. `due_s` is the deadline of whatever the connection waits for now."""
 
+    __slots__ = (
+        "_closing",
+        "_current",
+        "_host",
+        "_last_body_bytes",
+        "_lingering",
+        "_make",
+        "_paused",
+        "_pipeline",
+        "_reader",
+        "_reading",
+        "_transport",
+        "body_bytes",
+        "due_s",
+    )
+
     def __init__(self, host: Host, make: Callable[["ClientConnection"], Exchange]) -> None:
         self._host = host
         self._make = make
-        self._reader = RequestReader(self, host.limits)
+        self._reader = RequestReader(self, host.limits, host.request_heads)
         self._transport: asyncio.Transport | None = None
         self._current: Exchange | None = None
         self._reading: Exchange | None = None
         self._pipeline: deque[Exchange] = deque()
-        self._in_body = False
         self._closing = False
         self._lingering = False
         self._paused = False
@@ -112,7 +129,6 @@ class ClientConnection(asyncio.Protocol):
             raise ProtocolError(400, "too many pipelined requests")
         exchange = self._reading = self._make(self)
         self.body_bytes = self._last_body_bytes = 0
-        self._in_body = True
         if self._current is None:
             self.due_s = self._host.deadlines.now_s + self._host.timeouts.body_stall_s
         if not exchange.read_head(head, length):
@@ -125,7 +141,6 @@ class ClientConnection(asyncio.Protocol):
 
     def on_end(self) -> None:
         exchange, self._reading = self._reading, None
-        self._in_body = False
         if exchange is None:
             return
         if self._current is None:

@@ -13,12 +13,29 @@ _LENGTH = re.compile(rb"\r\ncontent-length: ?(\d{1,18})\r\n", re.IGNORECASE)
 _MISSES_MAX = 8
 
 
+class HeadStore(Generic[Head]):
+    """Heads that many connections repeat, kept once for all of them; forgotten together when there are too many."""
+
+    __slots__ = ("_heads",)
+    SIZE = 1024
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[bytes, bytes], tuple[bytes, bytes, Head]] = {}
+
+    def shared(self, prefix: bytes, suffix: bytes, head: Head) -> tuple[bytes, bytes, Head]:
+        """The one copy of a head with these bytes."""
+        if len(self._heads) >= self.SIZE:
+            self._heads.clear()
+        return self._heads.setdefault((prefix, suffix), (prefix, suffix, head))
+
+
 class HeadMemo(Generic[Head]):
     """The last head of one connection, as (bytes before the digits, bytes behind them, what it parsed to)."""
 
-    __slots__ = ("_head", "_misses", "_prefix", "_suffix")
+    __slots__ = ("_head", "_misses", "_prefix", "_store", "_suffix")
 
-    def __init__(self) -> None:
+    def __init__(self, store: HeadStore[Head]) -> None:
+        self._store = store
         self._prefix = b""
         self._suffix = b""
         self._head: Head | None = None
@@ -49,9 +66,7 @@ class HeadMemo(Generic[Head]):
         if end < 4 or found is None or len(_LENGTH.findall(data[:end])) != 1:
             self._head = None
             return
-        self._prefix = data[: found.start(1)]
-        self._suffix = data[found.end(1) : end]
-        self._head = head
+        self._prefix, self._suffix, self._head = self._store.shared(data[: found.start(1)], data[found.end(1) : end], head)
 
     def hit(self) -> None:
         """The remembered head came again."""

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from gateway.config import Limits, Pool
 from gateway.relay.heads import hop_lines
 from gateway.relay.idle import IdleTrust
+from gateway.relay.memo import HeadStore
+from gateway.relay.responses import ResponseHead
 from gateway.relay.upstream import UpstreamConnection
 
 AddressCheck = Callable[[str], bool]
@@ -42,6 +44,7 @@ class BackendPool:
         self._allowed = allowed
         self._idle: deque[UpstreamConnection] = deque()
         self._open = 0
+        self._heads: HeadStore[ResponseHead] = HeadStore()
         self._closed = False
         self.trust = IdleTrust(pool.idle_s, pool.unproven_idle_s)
         self.hop_lines = hop_lines(parts.netloc.rpartition("@")[2].encode(), api_key)
@@ -78,7 +81,7 @@ class BackendPool:
                 if not addresses:
                     raise ConnectFailedError("the backend's address is not allowed")
                 _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self, self._limits),
+                    lambda: UpstreamConnection(self, self._limits, self._heads),
                     addresses[0],
                     self._port,
                     ssl=self._tls,

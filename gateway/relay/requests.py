@@ -11,7 +11,7 @@ from typing import Protocol
 import httptools
 
 from gateway.relay.http1 import Headers, HeadLimits, ProtocolError
-from gateway.relay.memo import HeadMemo
+from gateway.relay.memo import HeadMemo, HeadStore
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -91,11 +91,11 @@ class RequestReader:
         "_target",
     )
 
-    def __init__(self, sink: RequestSink, limits: HeadLimits) -> None:
+    def __init__(self, sink: RequestSink, limits: HeadLimits, store: HeadStore[RequestHead] | None = None) -> None:
         self._sink = sink
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
-        self._memo: HeadMemo[RequestHead] = HeadMemo()
+        self._memo: HeadMemo[RequestHead] = HeadMemo(store or HeadStore())
         self._left = 0
         self._head: RequestHead | None = None
         self._in_head = False
@@ -127,6 +127,7 @@ class RequestReader:
             self._parse(data)
             if self._head is not None:
                 self._memo.learn(data, self._head)
+                self._head = None
         else:
             self._parse(data)
 
@@ -236,6 +237,7 @@ class RequestReader:
         if sum([len(name) + len(value) for name, value in headers]) > limits.head_bytes:
             raise ProtocolError(431, f"request head over {limits.head_bytes} bytes")
         self._head = head if self._head is None and not head.expects_continue else None
+        self._headers = []
         self._sink.on_head(head, _length(head))
 
     def on_body(self, piece: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 import httptools
 
 from gateway.relay.http1 import Headers, HeadLimits, ProtocolError
-from gateway.relay.memo import HeadMemo
+from gateway.relay.memo import HeadMemo, HeadStore
 
 MAX_INFORMATIONAL = 8
 
@@ -67,11 +67,11 @@ class ResponseReader:
         "reusable",
     )
 
-    def __init__(self, sink: ResponseSink, limits: HeadLimits) -> None:
+    def __init__(self, sink: ResponseSink, limits: HeadLimits, store: HeadStore[ResponseHead] | None = None) -> None:
         self._sink = sink
         self._limits = limits
         self._parser = httptools.HttpResponseParser(self)
-        self._memo: HeadMemo[ResponseHead] = HeadMemo()
+        self._memo: HeadMemo[ResponseHead] = HeadMemo(store or HeadStore())
         self._head: ResponseHead | None = None
         self._headers: Headers = []
         self._reason = b""
@@ -108,6 +108,7 @@ class ResponseReader:
             self._parse(data)
             if self._head is not None:
                 self._memo.learn(data, self._head)
+                self._head = None
         else:
             self._parse(data)
 
@@ -184,6 +185,7 @@ class ResponseReader:
         self._framed = bodiless or b"content-length" in head.values or b"transfer-encoding" in head.values
         self.reusable = self._framed and head.keep_alive
         self._head = head if not bodiless and not self._informational else None
+        self._headers = []
         self._sink.on_response(head)
 
     def on_body(self, piece: bytes) -> None:

@@ -10,6 +10,7 @@ import select
 from typing import Literal, Protocol, cast
 
 from gateway.relay.http1 import HeadLimits, ProtocolError
+from gateway.relay.memo import HeadStore
 from gateway.relay.responses import ResponseHead, ResponseReader
 
 Lost = Literal["reset", "protocol"]
@@ -39,9 +40,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = ("_home", "_owner", "_poll", "_reader", "_transport", "idle_since_s", "used")
 
-    def __init__(self, home: Home, limits: HeadLimits) -> None:
+    def __init__(self, home: Home, limits: HeadLimits, store: HeadStore[ResponseHead] | None = None) -> None:
         self._home = home
-        self._reader = ResponseReader(self, limits)
+        self._reader = ResponseReader(self, limits, store)
         self._owner: Owner | None = None
         self._transport: asyncio.Transport | None = None
         self._poll: select.poll | None = None

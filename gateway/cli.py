@@ -1,0 +1,132 @@
+"""The commands of `gateway`. Each imports what it needs when it runs, so that `--help` is quick."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
+import typer
+
+cli = typer.Typer(
+    name="gateway",
+    help="An LLM gateway for vLLM and SGLang servers. Settings: environment over file over defaults.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+Config = Annotated[str, typer.Argument(help="The configuration file; gateway.toml in the repository shows every option.")]
+
+
+def _fail(message: str) -> None:
+    print(message, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except OSError as error:
+        _fail(f"cannot listen: {error.strerror or error}")
+
+
+@cli.command()
+def serve(config: Config) -> None:
+    """Run the gateway. SIGHUP reloads, SIGTERM drains, a second SIGTERM ends at once."""
+    from gateway import serving
+
+    problem = serving.run(config)
+    if problem:
+        _fail(problem)
+
+
+@cli.command()
+def check(config: Config) -> None:
+    """Check a configuration file: all problems at once, or the effective settings with secrets masked."""
+    from gateway import config_file
+
+    try:
+        loaded = config_file.load(config)
+    except config_file.ConfigError as error:
+        _fail(str(error))
+    else:
+        print(json.dumps(config_file.masked(loaded), indent=2))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON schema of gateway.toml."""
+    from gateway import config_file
+
+    print(json.dumps(config_file.json_schema(), indent=2))
+
+
+@cli.command()
+def demo(
+    data: Annotated[str, typer.Option(help="Address of the data listener.")] = "127.0.0.1:8080",
+    control: Annotated[str, typer.Option(help="Address of the control listener.")] = "127.0.0.1:8081",
+    real: Annotated[
+        bool, typer.Option("--real", help="vLLM on the CPU with a small real model (make engine installs it).")
+    ] = False,
+    log: Annotated[bool, typer.Option("--log", help="Show the access log.")] = False,
+    engine: Annotated[str, typer.Option(help="With --real: the engine's environment.")] = ".engine",
+    models: Annotated[str, typer.Option(help="With --real: the folder of checkpoints.")] = ".models",
+) -> None:
+    """Run a gateway with three simulated engines, and print what to try. No GPU, no model, no configuration."""
+    from gateway import demo as demos
+
+    if not real:
+        _run(demos.simulated(data, control, log))
+        return
+    try:
+        _run(demos.real(data, control, log, engine, models))
+    except demos.LocalVllmError as error:
+        _fail(str(error))
+
+
+@cli.command()
+def mock(
+    port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8100,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    model: Annotated[list[str] | None, typer.Option(help="Served model name (repeatable).")] = None,
+    speed: Annotated[str, typer.Option(help="demo-fast, demo-slow or instant.")] = "demo-fast",
+    name: Annotated[str, typer.Option(help="The engine's name in its answers.")] = "mock",
+    pooling: Annotated[bool, typer.Option("--pooling", help="Serve embeddings and scores instead of text.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the answer lengths.")] = 0,
+    api_key: Annotated[str, typer.Option(help="Key that requests must carry.")] = "",
+) -> None:
+    """Run one simulated vLLM server: OpenAI and Anthropic faces, /metrics, continuous batching in real time."""
+    from backends.mock import MockConfig, serve_mock
+    from predictor.profile import PRESETS, preset
+
+    if speed not in PRESETS:
+        _fail(f"--speed must be one of {', '.join(sorted(PRESETS))}")
+    chosen = preset(speed)
+    config = MockConfig(
+        name=name,
+        models=tuple(model or ("mock",)),
+        host=host,
+        port=port,
+        profile=chosen.profile,
+        limits=chosen.limits,
+        api_key=api_key or None,
+        seed=seed,
+        pooling=pooling,
+    )
+    _run(serve_mock(config, on_ready=lambda url: print(f"simulated engine at {url}", flush=True)))
+
+
+@cli.command()
+def backends(
+    control: Annotated[str, typer.Option(help="Base URL of the control listener.")] = "http://127.0.0.1:8081",
+    admin_key: Annotated[str, typer.Option(envvar="LEEWAY_ADMIN_KEY", help="The admin key.")] = "",
+) -> None:
+    """List the backends of a running gateway: state, why, in flight, what it serves."""
+    from gateway import backend_table
+
+    try:
+        backend_table.show(control, admin_key)
+    except backend_table.NotReachableError as error:
+        _fail(str(error))
