@@ -144,7 +144,7 @@ def errors(logs: Logs) -> Middleware:
         except Exception as error:
             logs.event("error", "control plane fault", route=_route(request), error=type(error).__name__)
             body = Refusal(500, "internal_error", "The gateway made a mistake; its log says where.").body("openai")
-            raise web.HTTPInternalServerError(body=body, content_type="application/json") from error
+            raise web.HTTPInternalServerError(text=body.decode(), content_type="application/json") from error
 
     return middleware
 

@@ -24,6 +24,7 @@ REASONS = {
     422: "A value is missing or out of range; `param` names the first field at fault.",
     503: "The state file could not be written; nothing was changed.",
 }
+SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"header": []}]
 BODY = (400, 408, 413, 415, 422)
 Query = tuple[tuple[str, bool, dict[str, object], str], ...]
 
@@ -223,7 +224,7 @@ def document() -> dict[str, Any]:
             "description": "Backends, configuration and health of one gateway. Errors have OpenAI's shape.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "security": [{"bearer": []}, {"header": []}],
+        "security": SECURITY,
         "paths": paths,
         "components": {
             "schemas": schemas,
@@ -262,8 +263,8 @@ def _operation(op: Described, refs: dict[type, dict[str, Any]]) -> dict[str, Any
         responses[str(status)] = _response(says, refs[answer])
     words = [op.method, *(word.strip("{}").replace(".", "_") for word in op.path.split("/") if word)]
     described: dict[str, Any] = {"summary": op.summary, "operationId": "_".join(words), "responses": responses}
-    if op.free:
-        described["security"] = [{}]
+    if op.free:  # what may need the key, depending on the listener, says so by its 401
+        described["security"] = [{}, *SECURITY] if 401 in op.errors else [{}]
     if op.body is not None:
         described["requestBody"] = {
             "required": not op.body_optional,

@@ -3,6 +3,7 @@
 Later work replaces the order by budget tiers; the surface (push, remove, ready, refusal figures) stays.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -79,13 +80,13 @@ class DrainRate:
 
     def left(self, now_s: float) -> None:
         """One request finished."""
-        weight = 0.5 ** ((now_s - self._last_s) / self.HALF_LIFE_S)
+        weight = math.pow(0.5, (now_s - self._last_s) / self.HALF_LIFE_S)
         self._rate_per_s = self._rate_per_s * weight + 0.6931 / self.HALF_LIFE_S
         self._last_s = now_s
 
     def rate_per_s(self, now_s: float) -> float:
         """Finished requests per second, lately."""
-        return self._rate_per_s * 0.5 ** ((now_s - self._last_s) / self.HALF_LIFE_S)
+        return self._rate_per_s * math.pow(0.5, (now_s - self._last_s) / self.HALF_LIFE_S)
 
     def retry_after_s(self, waiting: int, now_s: float) -> int:
         """Seconds until a line of `waiting` has drained, 1 to 60; 1 when nothing is known."""

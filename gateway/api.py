@@ -121,8 +121,8 @@ class Refusal(Exception):
         if face == "anthropic":
             error = {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message}
             return orjson.dumps({"type": "error", "error": error})
-        error = {"message": self.message, "type": _openai_type(self.status), "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        said = {"message": self.message, "type": _openai_type(self.status), "param": self.param, "code": self.code}
+        return orjson.dumps({"error": said})
 
 
 _ANTHROPIC_TYPES = {

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from typing import Any
 
 TIMEOUT_S = 10.0
 
@@ -11,7 +12,7 @@ class NotReachableError(Exception):
     """The control listener did not answer as expected; the text says what to do."""
 
 
-def fetch(control: str, admin_key: str) -> list[dict[str, object]]:
+def fetch(control: str, admin_key: str) -> list[dict[str, Any]]:
     """The backends as the admin API tells them. Raises NotReachableError."""
     request = urllib.request.Request(f"{control.rstrip('/')}/admin/backends", headers={"authorization": f"Bearer {admin_key}"})
     try:
@@ -32,7 +33,8 @@ def show(control: str, admin_key: str) -> None:
 
     table = Table("name", "state", "in flight", "engine", "models", "url", "why")
     for backend in fetch(control, admin_key):
-        models = ", ".join(str(model) for model in backend.get("models") or ())  # type: ignore[attr-defined]
+        found = backend.get("found") or {}
+        models = ", ".join(found.get("models") or backend["models"])
         row = (
             backend["name"],
             backend["state"],
@@ -42,5 +44,5 @@ def show(control: str, admin_key: str) -> None:
             backend["url"],
             backend.get("reason"),
         )
-        table.add_row(*(str(cell or "") for cell in row))
+        table.add_row(*map(str, row))
     Console().print(table)

@@ -298,21 +298,25 @@ def explain(error: ValidationError) -> list[str]:
     return lines
 
 
+def _plain(section: Any) -> dict[str, Any]:
+    return dict(section.model_dump())
+
+
 def build(settings: GatewaySettings) -> GatewayConfig:
     """Settings to records. Raises ValueError for unreadable secret files."""
     admin = settings.admin
     return GatewayConfig(
-        listen=records.Listen(**settings.listen.model_dump()),
+        listen=records.Listen(**_plain(settings.listen)),
         backends=tuple(section.record() for section in settings.backends),
         models=tuple(ModelSpec(name, s.policy, s.d, tuple(s.aliases)) for name, s in settings.models.items()),
         keys=tuple(section.record() for section in settings.keys),
-        limits=records.Limits(**settings.limits.model_dump()),
-        timeouts=records.Timeouts(**settings.timeouts.model_dump()),
-        queue=records.Queue(**settings.queue.model_dump()),
-        retry=records.Retry(**settings.retry.model_dump()),
-        health=records.Health(**settings.health.model_dump()),
-        pool=records.Pool(**settings.pool.model_dump()),
-        log=records.Log(**settings.log.model_dump()),
+        limits=records.Limits(**_plain(settings.limits)),
+        timeouts=records.Timeouts(**_plain(settings.timeouts)),
+        queue=records.Queue(**_plain(settings.queue)),
+        retry=records.Retry(**_plain(settings.retry)),
+        health=records.Health(**_plain(settings.health)),
+        pool=records.Pool(**_plain(settings.pool)),
+        log=records.Log(**_plain(settings.log)),
         admin=records.Admin(
             key=_admin_key(admin),
             key_file=admin.key_file,

@@ -271,9 +271,8 @@ class Fleet:
             if len(replica.suspects) == 1 and replica.failures == 0:
                 return  # it may be the request: only a second, different one counts
         if replica.state == "ready":
-            self._count_failure(replica, reason)
-            if kind == "timeout" and replica.state == "down":
-                replica.wedged = True
+            opened = self._count_failure(replica, reason)
+            replica.wedged = replica.wedged or (opened and kind == "timeout")
 
     def wedged(self, replica: Replica) -> None:
         """In flight, and no token for too long."""
@@ -300,12 +299,15 @@ class Fleet:
         ):
             self._dropped.popitem(last=False)
 
-    def _count_failure(self, replica: Replica, reason: str) -> None:
+    def _count_failure(self, replica: Replica, reason: str) -> bool:
+        """True when that opened the breaker."""
         replica.failures += 1
         replica.reason = reason
         if replica.failures >= self._health.failures:
             replica.trial = False
             self._move(replica, "down", f"breaker: {reason}")
+            return True
+        return False
 
     def _changed(self) -> None:
         self.version += 1

@@ -125,8 +125,9 @@ class Exchange:
         account.stream = fields.stream
         if fields.n > plane.limits.n:
             raise Refusal(400, "n_too_large", f"n and best_of may be at most {plane.limits.n}.", param="n")
-        if intake.verdict.route.response_id or fields.previous_response_id:
-            self._pin(intake.verdict.route.response_id or fields.previous_response_id)
+        response_id = intake.verdict.route.response_id or fields.previous_response_id
+        if response_id:
+            self._pin(response_id)
             return
         model = plane.resolve(fields.model)
         if model is None:
@@ -393,9 +394,8 @@ class Exchange:
             assert intake.verdict.client is not None
             intake.verdict.client.in_flight -= 1
         self._drop_body()
-        if end != "client_gone":
-            if broken:
-                self._client.abort()
-            else:
-                self._client.finished(keep_alive)
+        if broken:
+            self._client.abort()
+        elif end != "client_gone":
+            self._client.finished(keep_alive)
         plane.settled(account)

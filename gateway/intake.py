@@ -178,13 +178,13 @@ class Intake:
         depth = plane.limits.json_depth
         strip = fields.stream and not fields.asks_usage and self.verdict.route.asks_usage and plane.config.usage == "ask"
         renamed = fields.model != model and fields.model != ""
-        edits = []
+        model_first = spans.get("model", (0, 0)) < spans.get("stream_options", (0, 0))
+        if renamed and not model_first:  # the later member is edited first: the other's span stays true
+            body = set_model(body, model, depth, spans.get("model"))
         if strip:
-            edits.append((spans.get("stream_options", (0, 0)), lambda text, span: ask_usage(text, fields, depth, span)))
-        if renamed:
-            edits.append((spans.get("model", (0, 0)), lambda text, span: set_model(text, model, depth, span)))
-        for span, edit in sorted(edits, key=lambda e: e[0], reverse=True):  # the later member first: spans stay true
-            body = edit(body, span if span[1] else None)
+            body = ask_usage(body, fields, depth, spans.get("stream_options"))
+        if renamed and model_first:
+            body = set_model(body, model, depth, spans.get("model"))
         return body, strip
 
     def stop(self) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from functools import lru_cache
+from typing import Any
 
 import orjson
 import structlog
@@ -70,7 +71,7 @@ class Logs:
     def __init__(self, settings: Log, writer: LineWriter) -> None:
         self._writer = writer
         self._access_on = settings.access
-        processors = [_stamped, structlog.processors.JSONRenderer(serializer=orjson.dumps)]
+        processors: list[Any] = [_stamped, structlog.processors.JSONRenderer(serializer=orjson.dumps)]
         self._level = _LEVELS[settings.level]
         self._logger = structlog.wrap_logger(writer, processors=processors, wrapper_class=structlog.BoundLogger).bind()
 

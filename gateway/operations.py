@@ -8,14 +8,14 @@ restart; declared ones are the file's. What is refused leaves everything as it w
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.addresses import AddressError, check_url
 from gateway.config import BackendSpec, GatewayConfig
-from gateway.fleet import Replica
+from gateway.fleet import Fleet, Replica
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
@@ -32,6 +32,14 @@ FIXED: dict[str, tuple[str, ...] | None] = {
     "admin": ("key", "key_file", "state_file"),
 }
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A backend that a reload dropped stays while it is needed, until `until_s`; `newcomers` came with that reload."""
+
+    until_s: float
+    newcomers: frozenset[str]
 
 
 class OperationError(Exception):
@@ -57,6 +65,8 @@ class Operations:
         self._load = load
         self._started_with = plane.config
         self._reloading = asyncio.Lock()
+        self._retiring: dict[str, Retirement] = {}
+        upkeep.each_round(self._retire)
 
     def start(self) -> None:
         """Take in declared and stored backends; the file takes over a name that both have. Raises StoreError."""
@@ -74,8 +84,8 @@ class Operations:
         self._upkeep.start()
 
     def leaving(self, name: str) -> bool:
-        """Whether the backend will be removed once its drain is over."""
-        return self._upkeep.leaving(name)
+        """Whether the backend is on its way out: it will be removed once its drain is over."""
+        return name in self._retiring or self._upkeep.leaving(name)
 
     def add(self, spec: BackendSpec) -> None:
         """Add a backend (it starts as `starting`). Raises OperationError: 409 for a name in use, 400 for a bad URL."""
@@ -156,12 +166,23 @@ class Operations:
         plane = self.plane
         plane.adopt(config)
         declared = {spec.name: spec for spec in config.backends}
+        newcomers = frozenset(name for name in declared if plane.fleet.get(name) is None)
         for spec in declared.values():
             self._declare(spec)
-        # the new first, the old after them: a model whose only backend is replaced has one at each moment
-        for replica in list(plane.fleet):
+        until_s = plane.now() + config.timeouts.drain_s
+        for replica in plane.fleet:
             if replica.spec.declared and replica.name not in declared and not self.leaving(replica.name):
-                self._let_go(replica.name, config.timeouts.drain_s)
+                self._retiring[replica.name] = Retirement(until_s, newcomers)
+        self._retire(plane.now())
+
+    def _retire(self, now_s: float) -> None:
+        """Let go of what a reload dropped, but not before what it brought can take over."""
+        for name, retirement in list(self._retiring.items()):
+            replica = self.plane.fleet.get(name)
+            if replica is None or not still_needed(replica, self.plane.fleet, retirement, frozenset(self._retiring), now_s):
+                del self._retiring[name]
+                if replica is not None:
+                    self._let_go(name, self.plane.timeouts.drain_s)
 
     def _declare(self, spec: BackendSpec) -> None:
         current = self.plane.fleet.get(spec.name)
@@ -169,7 +190,8 @@ class Operations:
             self.plane.add_backend(spec)
             self._upkeep.watch(spec.name)
             return
-        if self.leaving(spec.name):
+        self._retiring.pop(spec.name, None)
+        if self._upkeep.leaving(spec.name):
             self._upkeep.stay(spec.name)
             self._undrain(current)
         if not current.spec.declared:
@@ -261,6 +283,19 @@ def literal_address(host: str) -> str:
         return str(ip_address(host))
     except ValueError:
         raise AddressError("The URL's host is a number; write an IP address in the plain notation.") from None
+
+
+def still_needed(replica: Replica, fleet: Fleet, retirement: Retirement, retiring: frozenset[str], now_s: float) -> bool:
+    """Whether a model of the replica has nobody else yet while a newcomer that may serve it is on its way."""
+    if now_s >= retirement.until_s or replica.state != "ready":
+        return False
+    newcomers = [found for found in map(fleet.get, retirement.newcomers) if found is not None]
+    coming = [newcomer for newcomer in newcomers if newcomer.state in ("starting", "down")]
+    for model in replica.models:
+        covered = any(other.name not in retiring for other in fleet.routable(model))
+        if not covered and any(model in newcomer.models or not newcomer.models for newcomer in coming):
+            return True
+    return False
 
 
 def needs_restart(old: GatewayConfig, new: GatewayConfig) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class Upkeep:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._housekeeper: asyncio.Task[None] | None = None
         self._removals: dict[str, Callable[[], None]] = {}
+        self._each_round: Callable[[float], None] | None = None
 
     def start(self) -> None:
         """Begin with what is in the fleet."""
@@ -58,6 +59,10 @@ class Upkeep:
     def stay(self, name: str) -> None:
         """Nothing waits for it any more."""
         self._removals.pop(name, None)
+
+    def each_round(self, call: Callable[[float], None]) -> None:
+        """Call this with the time in every round of housekeeping."""
+        self._each_round = call
 
     def control(self, spec: BackendSpec, timeout_s: float) -> BackendControl:
         """Control requests to one backend, under its address rule."""
@@ -123,6 +128,8 @@ class Upkeep:
                 pool.sweep(now_s)
             self._find_wedged(now_s)
             self._finish_drains(now_s)
+            if self._each_round is not None:
+                self._each_round(now_s)
             for move in self._plane.fleet.transitions():
                 level = "warning" if move.after == "down" else "info"
                 self._plane.logs.event(

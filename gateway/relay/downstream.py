@@ -89,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
         self._host.deadlines.add(self)
         self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
         if not self._host.joined(self):
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:

@@ -77,7 +77,7 @@ class BackendPool:
         try:
             async with asyncio.timeout(timeout_s):
                 found = await loop.getaddrinfo(self._host, self._port, type=1)
-                addresses = [entry[4][0] for entry in found if self._allowed(str(entry[4][0]))]
+                addresses = [str(entry[4][0]) for entry in found if self._allowed(str(entry[4][0]))]
                 if not addresses:
                     raise ConnectFailedError("the backend's address is not allowed")
                 _, connection = await loop.create_connection(

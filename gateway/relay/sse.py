@@ -191,7 +191,7 @@ def error_event(face: Face, kind: str, message: str) -> bytes:
         body = {"type": "error", "error": {"type": "api_error", "message": message}}
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
     if face == "responses":
-        body = {"type": "error", "code": kind, "message": message, "param": None, "sequence_number": 0}
-        return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+        said: dict[str, object] = {"type": "error", "code": kind, "message": message, "param": None, "sequence_number": 0}
+        return b"event: error\ndata: " + orjson.dumps(said) + b"\n\n"
     error = {"message": message, "type": "upstream_error", "param": None, "code": kind}
     return b"data: " + orjson.dumps({"error": error}) + b"\n\n"

@@ -1,0 +1,60 @@
+# One command for each task; each makes its environment itself. `make demo` and `make test` work on a fresh machine
+# with Python 3.11 or newer, pip, gcc and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINE := .engine
+MODELS := .models
+BENCH := .bench
+READY := $(VENV)/.ready
+
+.PHONY: demo demo-real test check test-tools engine test-engine bench-overhead bench-log soak lock clean
+
+$(READY): requirements/dev.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes -r requirements/dev.lock
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $(READY)
+
+demo: $(READY)  ## a gateway and three simulated engines; prints its URLs and a curl line
+	$(BIN)/gateway demo
+
+demo-real: $(READY) engine  ## the same with vLLM on the CPU and a small real model
+	$(BIN)/gateway demo --real --engine $(ENGINE) --models $(MODELS)
+
+check: $(READY)  ## format, lint, types, import contracts, style
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest tests/style
+
+test: $(READY)  ## everything that needs no other program
+	$(BIN)/pytest tests/core tests/wire tests/style
+
+test-tools: $(READY)  ## behind nginx and HAProxy, against slowhttptest and libfaketime (.ci/apt.txt)
+	$(BIN)/pytest tests/tools
+
+engine:  ## vLLM for the CPU and its models, for test-engine and demo-real (2.2 GB)
+	PYTHON=$(PYTHON) tests/engine/setup.sh $(ENGINE) $(MODELS)
+
+test-engine: $(READY) engine  ## real vLLM on the CPU behind the gateway
+	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_MODELS=$(abspath $(MODELS)) $(BIN)/pytest tests/engine
+
+bench-overhead: $(READY)  ## CPU, memory, first event beside nginx, HAProxy and three Rust routers (7 rounds, 20 minutes)
+	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
+	$(BIN)/python tests/bench/overhead.py --home $(BENCH) $(BENCH_ARGS)
+
+bench-log: $(READY)  ## what an access line costs, rendered by structlog's chain and directly
+	$(BIN)/python tests/bench/log_line.py
+
+soak: $(READY)  ## 100,000 requests with a fault always on
+	$(BIN)/python tests/faults/soak.py $(SOAK_ARGS)
+
+lock: $(READY)  ## renew the pinned versions
+	$(BIN)/pip install --quiet uv==0.13.9
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 pyproject.toml -o requirements/base.lock
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements/dev.lock
+
+clean:
+	rm -rf $(VENV) $(ENGINE) $(MODELS) $(BENCH)

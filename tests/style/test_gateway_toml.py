@@ -1,0 +1,75 @@
+"""gateway.toml loads, and shows every option with the default that the code has."""
+
+import re
+import tomllib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import config as records
+from gateway import config_file
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "gateway.toml").read_text()
+_OPTION = re.compile(r"^# ?([a-z0-9_]+ = .*)$")
+
+
+def uncommented() -> dict[str, Any]:
+    """The file with every commented option switched on."""
+    lines = [_OPTION.sub(r"\1", line) for line in TEXT.splitlines()]
+    text = "\n".join(lines).replace("# [[keys]]", "[[keys]]").replace('sha256 = "..."', f'sha256 = "{"0" * 64}"')
+    return tomllib.loads(text)
+
+
+def test_it_loads() -> None:
+    assert config_file.load(str(ROOT / "gateway.toml")).backends[0].name == "a"
+
+
+def test_it_loads_with_every_option_switched_on() -> None:
+    document = uncommented()
+    document["models"]["*"].pop("aliases")
+    config_file.GatewaySettings(**document)
+
+
+SECTIONS = {
+    "listen": records.Listen,
+    "limits": records.Limits,
+    "timeouts": records.Timeouts,
+    "queue": records.Queue,
+    "retry": records.Retry,
+    "health": records.Health,
+    "pool": records.Pool,
+    "log": records.Log,
+    "admin": records.Admin,
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_option_is_shown_with_its_default(section: str) -> None:
+    shown = uncommented()[section]
+    record = SECTIONS[section]
+    assert set(shown) == {field.name for field in fields(record)}
+    for field in fields(record):
+        assert shown[field.name] == pytest.approx(_plain(getattr(record(), field.name))), f"{section}.{field.name}"
+
+
+def test_tables_show_every_option() -> None:
+    document = uncommented()
+    assert set(document["backends"][0]) == set(config_file.BackendSection.model_fields)
+    assert set(document["models"]["*"]) == set(config_file.ModelSection.model_fields)
+    key_options = {spec.alias or name for name, spec in config_file.KeySection.model_fields.items()}
+    assert set(document["keys"][0]) == key_options
+    assert set(document["keys"][0]["limits"]) == {field.name for field in fields(records.KeyLimits)}
+
+
+def test_every_section_is_shown() -> None:
+    known = set(SECTIONS) | {"backends", "models", "keys", "usage"}
+    assert set(uncommented()) == known
+    assert {field.name for field in fields(records.GatewayConfig)} == known
+
+
+def _plain(value: Any) -> Any:
+    assert not is_dataclass(value)
+    return list(value) if isinstance(value, tuple) else value
