@@ -23,7 +23,7 @@ class _CheckedResolver(AbstractResolver):
         self._inner = ThreadedResolver()
         self._allowed = allowed
 
-    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:  # type: ignore[override]
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
         found = await self._inner.resolve(host, port, family)  # type: ignore[arg-type]
         kept = [entry for entry in found if self._allowed(entry["host"])]
         if not kept:

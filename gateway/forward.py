@@ -69,8 +69,7 @@ class Exchange:
         intake.judge(head, length)
         verdict = intake.verdict
         account.route = verdict.local.what if verdict.local is not None else verdict.route.label
-        if verdict.client is not None:
-            account.key = verdict.client.spec.name
+        account.key = verdict.client.spec.name if verdict.client is not None else ""
         if intake.refusal is None and head.expects_continue and self._client.first_in_line:
             self._client.write(CONTINUE)
         return intake.wants_upload
