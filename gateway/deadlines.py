@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from gateway.config import Timeouts
 
 TICK_S = 0.05
+STALL_S = 0.25
 
 
 def overdue(
@@ -47,6 +48,7 @@ class Deadlines:
         self._asked_s = 0.0
         self.now_s = loop.time()
         self._worst_lag_s = 0.0
+        self._excused = False
 
     def __len__(self) -> int:
         return len(self._members)
@@ -68,7 +70,14 @@ class Deadlines:
 
     def _tick(self) -> None:
         now_s = self.now_s = self._loop.time()
-        self._worst_lag_s = max(self._worst_lag_s, now_s - self._asked_s)
+        lag_s = now_s - self._asked_s
+        self._worst_lag_s = max(self._worst_lag_s, lag_s)
+        if lag_s > STALL_S and not self._excused:
+            # we stood still ourselves (SIGSTOP, suspend, a hogged core): what peers sent meanwhile is read first
+            self._excused = True
+            self._arm()
+            return
+        self._excused = False
         for member in [m for m in self._members if m.due_s <= now_s]:
             if member in self._members and member.due_s <= now_s:
                 member.on_due(now_s)
