@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 Head = TypeVar("Head")
 _LENGTH = re.compile(rb"\r\ncontent-length: ?(\d{1,18})\r\n", re.IGNORECASE)
 _MISSES_MAX = 8
+HEAD_BYTES_MAX = 8192  # larger heads are rare, and HeadStore.SIZE of them would be much memory
 
 
 class HeadStore(Generic[Head]):
@@ -54,14 +55,14 @@ class HeadMemo(Generic[Head]):
         return head, end + len(self._suffix), int(digits)
 
     def learn(self, data: bytes, head: Head) -> None:
-        """Remember the head at the start of `data`, if it is framed by exactly one plain Content-Length.
+        """Remember the head at the start of `data`, if it is framed by exactly one plain Content-Length and not large.
 
         A peer whose heads keep changing is not followed for ever.
         """
         if self._misses > _MISSES_MAX:
             return
         self._misses += 1
-        end = data.find(b"\r\n\r\n") + 4
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
         found = _LENGTH.search(data, 0, end)
         if end < 4 or found is None or len(_LENGTH.findall(data[:end])) != 1:
             self._head = None

@@ -21,9 +21,8 @@ _ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"authoriza
 
 
 class _UpgradeOfferedError(ProtocolError):
-    def __init__(self, repeated: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(400, "protocol upgrades are not offered here")
-        self.repeated = repeated
 
 
 class RequestHead:
@@ -58,8 +57,8 @@ def _split_target(target: bytes) -> tuple[bytes, bytes]:
             raise ProtocolError(400, "the request target names no valid host")
         target = slash + path or b"/"
     path, mark, query = target.partition(b"?")
-    if not _PATH.match(path):
-        raise ProtocolError(400, "the request path holds characters that a path cannot have")
+    if not _PATH.match(path) or b"#" in query:
+        raise ProtocolError(400, "the request target holds characters that a target cannot have")
     return path, mark + query
 
 
@@ -76,9 +75,7 @@ class RequestReader:
     """Turns a client's bytes into heads and body pieces; raises ProtocolError on the first violation."""
 
     __slots__ = (
-        "_declined",
         "_head",
-        "_head_bytes",
         "_headers",
         "_in_head",
         "_in_message",
@@ -86,6 +83,8 @@ class RequestReader:
         "_limits",
         "_memo",
         "_parser",
+        "_quiet_bytes",
+        "_replay",
         "_seen",
         "_sink",
         "_target",
@@ -100,11 +99,11 @@ class RequestReader:
         self._head: RequestHead | None = None
         self._in_head = False
         self._in_message = False
-        self._head_bytes = 0
+        self._quiet_bytes = 0  # read since the sink was last told something: heads, trailers, chunk extensions
+        self._replay = b""  # all bytes of the head being read, if it began with a read of its own
         self._headers: Headers = []
         self._target = b""
         self._seen = False
-        self._declined = False
 
     @property
     def in_head(self) -> bool:
@@ -124,11 +123,14 @@ class RequestReader:
                 if data[:1] == b"\x16" or data[:4] == b"PRI ":
                     raise ProtocolError(400, "this port speaks HTTP/1.1 without TLS")
             self._head = None
+            self._replay = data
             self._parse(data)
             if self._head is not None:
                 self._memo.learn(data, self._head)
                 self._head = None
         else:
+            if self._replay:
+                self._replay += data
             self._parse(data)
 
     def _feed_known(self, data: bytes) -> bool:
@@ -165,45 +167,40 @@ class RequestReader:
             self.feed(rest)
 
     def _parse(self, data: bytes) -> None:
-        fresh = not self._in_head
+        self._quiet_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise ProtocolError(400, "protocol upgrades are not offered here") from None
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if isinstance(cause, _UpgradeOfferedError) and fresh and not cause.repeated:
-                self._decline_upgrade(data)
-            elif isinstance(cause, ProtocolError):
-                raise cause from None
-            else:
+            if not isinstance(cause, ProtocolError):
                 raise
+            if not (isinstance(cause, _UpgradeOfferedError) and self._replay):
+                raise cause from None
         except httptools.HttpParserError as error:
             raise ProtocolError(400, f"malformed HTTP request: {error}") from None
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.head_bytes:
-                raise ProtocolError(431, f"request head over {self._limits.head_bytes} bytes")
+        else:
+            if self._quiet_bytes > self._limits.head_bytes:
+                raise ProtocolError(431, f"request head or trailer over {self._limits.head_bytes} bytes")
+            return
+        self._decline_upgrade()
 
-    def _decline_upgrade(self, data: bytes) -> None:
+    def _decline_upgrade(self) -> None:
         """Read the request as if `Upgrade` were not there: some clients offer h2c with every POST, and llhttp would
-        take the body for the other protocol's bytes."""
-        head, end, rest = data.partition(b"\r\n\r\n")
-        head, masked = _UPGRADE.subn(b"\r\nx-declined:", head)
-        if not masked or not end:
+        take the body for the other protocol's bytes. The field is renamed to one that never crosses a hop."""
+        head, end, rest = self._replay.lstrip(b"\r\n").partition(b"\r\n\r\n")
+        head, masked = _UPGRADE.subn(b"\r\nkeep-alive:", head)
+        if not masked:
             raise ProtocolError(400, "protocol upgrades are not offered here")
         self._parser = httptools.HttpRequestParser(self)
-        self._declined = True
-        try:
-            self._parse(head + end + rest)
-        finally:
-            self._declined = False
+        self._replay = head + end + rest
+        self._parse(self._replay)
 
     # -- llhttp's callbacks
 
     def on_message_begin(self) -> None:
         self._in_head = self._in_message = True
-        self._head_bytes = 0
         self._headers = []
         self._target = b""
 
@@ -220,8 +217,9 @@ class RequestReader:
         parser = self._parser
         version = parser.get_http_version()
         if parser.should_upgrade():
-            raise _UpgradeOfferedError(self._declined)
+            raise _UpgradeOfferedError
         self._in_head = False
+        self._quiet_bytes = 0
         headers, limits = self._headers, self._limits
         if version not in ("1.1", "1.0"):
             raise ProtocolError(505, f"HTTP/{version} is not served here")
@@ -236,11 +234,15 @@ class RequestReader:
         _check_head(head)
         if sum([len(name) + len(value) for name, value in headers]) > limits.head_bytes:
             raise ProtocolError(431, f"request head over {limits.head_bytes} bytes")
-        self._head = head if self._head is None and not head.expects_continue else None
+        if self._replay:  # else not the first head of its read
+            self._replay = b""
+            if head.keep_alive and not head.expects_continue:
+                self._head = head
         self._headers = []
         self._sink.on_head(head, _length(head))
 
     def on_body(self, piece: bytes) -> None:
+        self._quiet_bytes = 0
         self._sink.on_piece(piece)
 
     def on_message_complete(self) -> None:
