@@ -11,8 +11,11 @@ import secrets
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from random import Random
+from typing import Any
 
 from gateway.config import GatewayConfig
 from gateway.logs import LineWriter, Logs
@@ -31,25 +34,39 @@ class App:
         self._config = config
         self._load = load
         self._log_fd = log_fd
+        self._stack = AsyncExitStack()
         self.admin_key = ""
 
     async def start(self) -> None:
-        """Open everything. Raises OSError when a listener's address is taken."""
-        config, loop = self._config, asyncio.get_running_loop()
-        self._writer = LineWriter(self._log_fd, config.log.queue_lines)
-        self.logs = Logs(config.log, self._writer)
+        """Open everything, or nothing. Raises OSError when a listener's address is taken, StoreError."""
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _open(self) -> None:
+        config, loop, stack = self._config, asyncio.get_running_loop(), self._stack
+        writer = LineWriter(self._log_fd, config.log.queue_lines)
+        stack.callback(writer.close)
+        self.logs = Logs(config.log, writer)
+        loop.set_exception_handler(self._on_loop_error)
+        store = BackendStore(config.admin.state_file)
+        stack.callback(store.close)
         # uvloop's own clock has steps of 1 ms; both count from the same origin
         now = time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
         self.plane = DataPlane(config, self.logs, Random(secrets.randbits(64)), loop, now)
-        self._store = BackendStore(config.admin.state_file)
-        self._upkeep = Upkeep(self.plane)
-        self.operations = Operations(self.plane, self._upkeep, self._store, self._load)
+        stack.push_async_callback(self.plane.close)
+        upkeep = Upkeep(self.plane)
+        stack.push_async_callback(upkeep.close)
+        self.operations = Operations(self.plane, upkeep, store, self._load)
         await self.plane.listen()
         self.operations.start()
         self.admin_key, made = admin_key(config)
         from gateway.admin import ControlPlane  # late: the first answer does not need it
 
         self._control = ControlPlane(self.operations, self.admin_key)
+        stack.push_async_callback(self._control.close)
         await self._control.start()
         self.logs.event("info", "listening", data=f"port {self.plane.port}", control=f"port {self._control.port}")
         if made:
@@ -57,6 +74,13 @@ class App:
             print(f"admin key ({where}): {self.admin_key}", file=sys.stderr, flush=True)
         gc.collect()
         gc.freeze()
+
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A bug of ours, seen by the loop: where and what kind, never the values (they may be a client's)."""
+        error = context.get("exception")
+        trace = traceback.extract_tb(error.__traceback__) if error is not None else []
+        where = f"{os.path.basename(trace[-1].filename)}:{trace[-1].lineno}" if trace else ""
+        self.logs.event("error", "internal error", kind=type(error).__name__, where=where)
 
     @property
     def control_port(self) -> int:
@@ -95,13 +119,9 @@ class App:
                 self.logs.event("warning", "reload refused", error=error.message)
 
     async def close(self) -> None:
-        """Close everything, in the order of dependence."""
-        await self._control.close()
-        await self._upkeep.close()
-        await self.plane.close()
-        self._store.close()
+        """Close everything, the last opened first."""
         self.logs.event("info", "stopped")
-        self._writer.close()
+        await self._stack.aclose()
 
 
 def admin_key(config: GatewayConfig) -> tuple[str, bool]:

@@ -9,6 +9,7 @@ from gateway.relay.http1 import Headers, HeadLimits, ProtocolError
 from gateway.relay.memo import HeadMemo, HeadStore
 
 MAX_INFORMATIONAL = 8
+_LF = 0x0A
 
 
 class ResponseHead:
@@ -33,8 +34,8 @@ class ResponseHead:
 class ResponseSink(Protocol):
     """What a ResponseReader tells its owner; on_end is called once, unless the response is cut.
 
-    `on_chunks` offers whole chunks, framing and all, that end an event: True takes them as they are, False has them
-    parsed and told as pieces.
+    `on_chunks` offers whole chunks, framing and all, that each end an event: True takes them as they are, False has
+    them parsed and told as pieces.
     """
 
     def on_response(self, head: ResponseHead) -> None: ...
@@ -61,6 +62,7 @@ class ResponseReader:
         "_limits",
         "_memo",
         "_parser",
+        "_quiet_bytes",
         "_reason",
         "_sink",
         "ended",
@@ -76,6 +78,7 @@ class ResponseReader:
         self._headers: Headers = []
         self._reason = b""
         self._head_bytes = 0
+        self._quiet_bytes = 0  # read since the sink was last told something: heads, trailers, chunk extensions
         self._informational = 0
         self._framed = True
         self._fresh = True
@@ -86,7 +89,7 @@ class ResponseReader:
     def expect(self) -> None:
         """Make ready for the next response on the same connection."""
         self._framed = self._fresh = True
-        self._informational = 0
+        self._informational = self._quiet_bytes = 0
         self.ended = self.reusable = self._between_chunks = False
 
     def feed(self, data: bytes) -> bool:
@@ -94,6 +97,8 @@ class ResponseReader:
         if self._between_chunks and data.endswith(b"\n\n\r\n") and _are_chunks(data) and self._sink.on_chunks(data):
             return True
         self._feed(data)
+        if self._between_chunks and data[-1] != _LF:
+            self._between_chunks = False  # the parser has read the start of the next size line
         return False
 
     def _feed(self, data: bytes) -> None:
@@ -130,6 +135,7 @@ class ResponseReader:
         return True
 
     def _parse(self, data: bytes) -> None:
+        self._quiet_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -143,6 +149,8 @@ class ResponseReader:
                 self.reusable = False
                 return
             raise ProtocolError(502, f"malformed HTTP response: {error}") from None
+        if self._quiet_bytes > self._limits.head_bytes:
+            raise ProtocolError(502, "response head or trailer over the limit")
 
     def eof(self) -> bool:
         """The connection ended in order. True when that completes the response."""
@@ -177,18 +185,23 @@ class ResponseReader:
         status = parser.get_status_code()
         if status < 200:
             self._informational += 1
-            if status == 101 or self._informational > MAX_INFORMATIONAL:
+            if (status <= 101 and status != 100) or self._informational > MAX_INFORMATIONAL:
                 raise ProtocolError(502, "unexpected informational response")
             return
         head = ResponseHead(status, self._reason, self._headers, parser.should_keep_alive())
+        coding = head.values.get(b"transfer-encoding")
+        if coding is not None and coding.strip().lower() != b"chunked":
+            raise ProtocolError(502, "the response has a transfer coding that was not asked for")
+        self._quiet_bytes = 0
         bodiless = status in (204, 304)
-        self._framed = bodiless or b"content-length" in head.values or b"transfer-encoding" in head.values
+        self._framed = bodiless or b"content-length" in head.values or coding is not None
         self.reusable = self._framed and head.keep_alive
         self._head = head if not bodiless and not self._informational else None
         self._headers = []
         self._sink.on_response(head)
 
     def on_body(self, piece: bytes) -> None:
+        self._quiet_bytes = 0
         if not self.ended:
             self._sink.on_body(piece)
 
@@ -213,16 +226,15 @@ def _chunk_bytes(line: bytes) -> int:
 
 
 def _are_chunks(data: bytes) -> bool:
-    """Whether `data` is whole chunks and nothing else (not the last one). `data` ends in CRLF."""
+    """Whether `data` is whole chunks and nothing else, none of them the last one, each with whole events in it (so that
+    neither an event nor a mark inside it runs over two chunks)."""
     at, size = 0, len(data)
     while at < size:
         end = data.find(b"\r\n", at, at + 10)
         if end < 0:
             return False
         length = _chunk_bytes(data[at:end])
-        if length == 0:
-            return False
         at = end + 4 + length
-        if data[at - 2 : at] != b"\r\n":
+        if length < 2 or data[at - 4 : at] != b"\n\n\r\n":
             return False
     return at == size
