@@ -185,16 +185,16 @@ class ResponseReader:
         status = parser.get_status_code()
         if status < 200:
             self._informational += 1
-            if (status <= 101 and status != 100) or self._informational > MAX_INFORMATIONAL:
+            if status < 100 or status == 101 or self._informational > MAX_INFORMATIONAL:
                 raise ProtocolError(502, "unexpected informational response")
             return
         head = ResponseHead(status, self._reason, self._headers, parser.should_keep_alive())
-        coding = head.values.get(b"transfer-encoding")
-        if coding is not None and coding.strip().lower() != b"chunked":
+        codings = [value.strip().lower() for name, value in self._headers if name == b"transfer-encoding"]
+        if codings and codings != [b"chunked"]:
             raise ProtocolError(502, "the response has a transfer coding that was not asked for")
         self._quiet_bytes = 0
         bodiless = status in (204, 304)
-        self._framed = bodiless or b"content-length" in head.values or coding is not None
+        self._framed = bodiless or b"content-length" in head.values or bool(codings)
         self.reusable = self._framed and head.keep_alive
         self._head = head if not bodiless and not self._informational else None
         self._headers = []
