@@ -1,0 +1,93 @@
+"""TLS on both hops: the data listener with a certificate of its own, a backend at an https URL, verified."""
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+import trustme
+
+from gateway.app import App
+from gateway.config import Admin, BackendSpec, GatewayConfig, Listen, ModelSpec
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ANSWER = b'{"id":"x","object":"chat.completion","model":"m","choices":[]}'
+MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+LIMIT_S = 15.0
+
+
+async def _backend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers every request with one small JSON."""
+    while head := await _head(reader):
+        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        await reader.readexactly(length)
+        said = MODELS if head.startswith(b"GET") else ANSWER
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said))
+    writer.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
+
+
+def _context(certificate: trustme.LeafCert) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate.configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
+    """A CA that this process trusts."""
+    made = trustme.CA()
+    made.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    return made
+
+
+def _config(folder: Path, certificate: trustme.LeafCert, backend: str) -> GatewayConfig:
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "gateway.pem")
+    return GatewayConfig(
+        listen=Listen("127.0.0.1:0", "127.0.0.1:0", tls_cert_file=str(folder / "gateway.pem")),
+        backends=(BackendSpec("a", backend, engine="openai", models=("m",)),),
+        models=(ModelSpec("*"),),
+        admin=Admin(key="k"),
+    )
+
+
+def _run(folder: Path, authority: trustme.CA, backend_name: str) -> tuple[int, bytes]:
+    """(status, body) of one request through TLS on both hops; the backend's certificate is for `backend_name`."""
+
+    async def work() -> tuple[int, bytes]:
+        server = await asyncio.start_server(_backend, "127.0.0.1", 0, ssl=_context(authority.issue_cert(backend_name)))
+        port = server.sockets[0].getsockname()[1]
+        config = _config(folder, authority.issue_cert("127.0.0.1"), f"https://127.0.0.1:{port}")
+        app = App(config, log_fd=os.open(os.devnull, os.O_WRONLY))
+        await app.start()
+        async with httpx.AsyncClient(verify=ssl.create_default_context()) as client, asyncio.timeout(LIMIT_S):
+            replica = app.plane.fleet.get("a")
+            assert replica is not None
+            while replica.state == "starting":
+                await asyncio.sleep(0)
+            for _ in range(3):  # the second and third on pooled connections
+                answer = await client.post(f"https://127.0.0.1:{app.plane.port}/v1/chat/completions", json=BODY)
+        await app.close()
+        server.close()
+        return answer.status_code, answer.content
+
+    return asyncio.run(work())
+
+
+def test_both_hops_encrypted(tmp_path: Path, authority: trustme.CA) -> None:
+    assert _run(tmp_path, authority, "127.0.0.1") == (200, ANSWER)
+
+
+def test_a_backend_with_a_wrong_certificate_is_not_used(tmp_path: Path, authority: trustme.CA) -> None:
+    status, body = _run(tmp_path, authority, "elsewhere.example")
+    assert status == 503
+    assert ANSWER not in body
