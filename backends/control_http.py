@@ -5,6 +5,7 @@ literal ones before the request, names each time that they are resolved for a co
 """
 
 import ipaddress
+import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ class ControlSession:
     def __init__(self, allowed: Callable[[str], bool]) -> None:
         self._allowed = allowed
         connector = aiohttp.TCPConnector(resolver=_CheckedResolver(allowed), limit=256, ttl_dns_cache=10)
+        self._tls: ssl.SSLContext | None = None
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
 
     async def request(self, method: str, url: str, key: str, timeout_s: float, body: bytes | None = None) -> Reply:
@@ -57,13 +59,19 @@ class ControlSession:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(
-                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False, ssl=self._context(url)
             ) as response:
                 return Reply(response.status, await _bounded(response))
         except TimeoutError:
             raise ProbeFailedError(f"no answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ProbeFailedError(f"{type(error).__name__}: {_short(error)}") from None
+
+    def _context(self, url: str) -> ssl.SSLContext | bool:
+        """The trust store, read when the first https URL is asked for, not when this module was imported."""
+        if self._tls is None and url.startswith("https:"):
+            self._tls = ssl.create_default_context()
+        return self._tls or True
 
     async def close(self) -> None:
         """Close all connections."""

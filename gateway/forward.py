@@ -18,6 +18,7 @@ from gateway.intake import Intake
 from gateway.placement import Placement
 from gateway.relay.heads import request_head
 from gateway.relay.http1 import CONTINUE, ProtocolError
+from gateway.relay.pool import BackendPool
 from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
 from gateway.relay.splice import EMPTY, BodyFields
@@ -173,16 +174,15 @@ class Exchange:
         """No place was found."""
         self._refuse(refusal)
 
-    def on_placed(self, replica: Replica, connection: UpstreamConnection) -> None:
+    def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None:
         """Send the request. From here on it may have run."""
-        plane, head, account = self._plane, self._intake.head, self.account
-        assert head is not None
-        pool, body, verdict, timeouts = plane.pool(replica), self._body, self._intake.verdict, plane.timeouts
+        plane, account = self._plane, self.account
+        body, verdict, timeouts = self._body, self._intake.verdict, plane.timeouts
         self._connection, self._phase = connection, "sent"
         now_s = account.sent_s = plane.now()
         self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
         lines = verdict.lines_identity if self._strip else verdict.lines
-        request = request_head(head.method, lines, pool.prefix, pool.hop_lines, len(body), account.request_id.encode())
+        request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, len(body), account.request_id.encode())
         if len(body) <= ONE_WRITE_BYTES:
             connection.send(self, request + body)
         else:

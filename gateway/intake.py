@@ -30,6 +30,7 @@ class Verdict:
     local: LocalRoute | None = None
     client: "Client | None" = None
     refusal: Refusal | None = None
+    method = b"POST"
     lines = b""
     lines_identity = b""
     session = ""
@@ -52,6 +53,7 @@ def _judged(head: RequestHead, keyring: "Keyring") -> Verdict:
         verdict.refusal = refusal
         return verdict
     if verdict.local is None:
+        verdict.method = head.method
         verdict.lines = request_lines(head, identity=False)
         verdict.lines_identity = request_lines(head, identity=True)
         verdict.session = session_key(head.values)

@@ -12,7 +12,7 @@ from gateway.accounts import Account
 from gateway.api import Refusal
 from gateway.dispatch import Ask, Hold
 from gateway.fleet import Replica
-from gateway.relay.pool import ConnectFailedError
+from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Seeker(Protocol):
 
     def on_waiting(self, due_s: float) -> None: ...
     def on_connecting(self) -> None: ...
-    def on_placed(self, replica: Replica, connection: UpstreamConnection) -> None: ...
+    def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None: ...
     def on_unplaced(self, refusal: Refusal) -> None: ...
 
 
@@ -103,16 +103,16 @@ class Placement:
         self._waiting = False
         plane.fleet.dispatched(replica, now_s, self._stream)
         plane.retry_budget.request()
-        connection = plane.pool(replica).take(now_s)
+        pool = plane.pool(replica)
+        connection = pool.take(now_s)
         if connection is not None:
-            self._seeker.on_placed(replica, connection)
+            self._seeker.on_placed(pool, connection)
             return
         self._seeker.on_connecting()
-        plane.spawn(self._connect(replica))
+        plane.spawn(self._connect(replica, pool))
 
-    async def _connect(self, replica: Replica) -> None:
+    async def _connect(self, replica: Replica, pool: BackendPool) -> None:
         plane = self._plane
-        pool = plane.pool(replica)
         try:
             connection = await pool.connect(plane.timeouts.connect_s)
         except ConnectFailedError as error:
@@ -123,7 +123,7 @@ class Placement:
         if self._over:
             pool.returned(connection)
         else:
-            self._seeker.on_placed(replica, connection)
+            self._seeker.on_placed(pool, connection)
 
     def retry_elsewhere(self) -> bool:
         """After a documented not-started answer: one other backend may be asked, if one is open and the budget has it.
