@@ -1,0 +1,114 @@
+"""Fixtures of the engine tests: one set of real servers and one gateway for the whole run.
+
+Nothing here is skipped: where the engine is not installed, every test fails with the command that installs it.
+LEEWAY_ENGINE and LEEWAY_MODELS name the folders of tests/engine/setup.sh (default .engine and .models in the project),
+LEEWAY_PYTHON the interpreter that runs the gateway (default: the one that runs pytest).
+"""
+
+import signal
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+from tests.engine.engine_http import Target
+from tests.engine.engine_run import (
+    GENERATE_ARGS,
+    GENERATE_ENV,
+    POOLING_ARGS,
+    Engines,
+    Gateway,
+    Portal,
+    Servers,
+    start_all,
+    stop_all,
+)
+
+LOGS = pytest.StashKey[Path]()
+TAIL_CHARS = 2000
+
+
+def pytest_configure() -> None:
+    """A run that is told to end (a time limit, a cancelled job) must still stop its servers: treat it as ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of every process's output beside a failure."""
+    report = yield
+    folder = item.config.stash.get(LOGS, None)
+    if report.failed and folder is not None:
+        for path in sorted(folder.glob("*.log")):
+            report.sections.append((f"end of {path.name}", path.read_text(errors="replace")[-TAIL_CHARS:]))
+    return report
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Where logs and the gateway's file are."""
+    path = tmp_path_factory.mktemp("engine")
+    pytestconfig.stash[LOGS] = path
+    return path
+
+
+@pytest.fixture(scope="session")
+def engines(folder: Path) -> Iterator[Engines]:
+    portal = Portal()
+    yield Engines(portal, folder)
+    portal.close()
+
+
+@pytest.fixture(scope="session")
+def servers(engines: Engines) -> Iterator[Servers]:
+    """Started at once: three take little longer than one, since much of a start is waiting."""
+    made = Servers(
+        engines.server("smol-a", "smollm2", "smollm2", GENERATE_ARGS, GENERATE_ENV),
+        engines.server("smol-b", "smollm2", "smollm2", GENERATE_ARGS, GENERATE_ENV),
+        engines.server("embed", "tiny", "tiny-embed", POOLING_ARGS),
+    )
+    every = [*made.generating, made.embed]
+    try:
+        start_all(engines.portal, every)
+        yield made
+    finally:
+        stop_all(engines.portal, every)
+
+
+@pytest.fixture(scope="session")
+def gateway(folder: Path, servers: Servers) -> Iterator[Gateway]:
+    running = Gateway(folder, [*servers.generating, servers.embed])
+    try:
+        running.start()
+        yield running
+    finally:
+        code = running.stop()
+    assert code == 0, f"the gateway ended with {code}"
+
+
+@pytest.fixture(scope="session")
+def through(gateway: Gateway) -> Target:
+    """Requests through the gateway."""
+    return gateway.target
+
+
+@pytest.fixture(scope="session")
+def direct(servers: Servers) -> Target:
+    """The same requests to an engine itself, for comparison."""
+    return servers.smol_a.target
+
+
+@pytest.fixture
+def sdk(through: Target) -> Iterator[openai.OpenAI]:
+    """OpenAI's client, without its own retries: a fault must be seen."""
+    with openai.OpenAI(base_url=f"{through.url}/v1", api_key=through.key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def claude_sdk(through: Target) -> Iterator[anthropic.Anthropic]:
+    """Anthropic's client on the same gateway."""
+    with anthropic.Anthropic(base_url=through.url, api_key=through.key, max_retries=0, timeout=60) as client:
+        yield client

@@ -1,0 +1,142 @@
+"""Plain HTTP for the engine tests: raw bytes as they came, streams that can be left midway, an engine's counters.
+
+Blocking on purpose: a test that leaves a stream must own the socket. Waiting is for a condition, with a deadline.
+"""
+
+import http.client
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+Json = dict[str, object]
+# Far above what a short answer takes, and below the gateway's own limits: a hang must fail, not pass late.
+ASK_TIMEOUT_S = 30.0
+# A plain answer of many tokens is silent until its end.
+STREAM_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go: the gateway (with a client key) or an engine itself (without)."""
+
+    url: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `broken`: the connection ended before the body did."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    broken: bool = False
+
+    def json(self) -> Json:
+        parsed = json.loads(self.body)
+        assert isinstance(parsed, dict), self.body[:200]
+        return parsed
+
+    def events(self) -> list[bytes]:
+        """The server-sent events, each without its blank line."""
+        return [event for event in self.body.split(b"\n\n") if event.strip()]
+
+
+def _connect(target: Target, method: str, path: str, body: Json | None, timeout_s: float) -> http.client.HTTPConnection:
+    where = urlsplit(target.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
+    headers = {"content-type": "application/json"}
+    if target.key:
+        headers["authorization"] = f"Bearer {target.key}"
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    return connection
+
+
+def ask(target: Target, method: str, path: str, body: Json | None = None) -> Answer:
+    """One request and its whole answer."""
+    connection = _connect(target, method, path, body, ASK_TIMEOUT_S)
+    try:
+        return read_answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def read_answer(response: http.client.HTTPResponse, on_piece: Callable[[], None] = lambda: None) -> Answer:
+    """Read to the end, or to where the connection broke. `on_piece` is called after each piece of the body."""
+    pieces, broken = [], False
+    try:
+        while piece := response.read1(65536):
+            pieces.append(piece)
+            on_piece()
+    except (http.client.IncompleteRead, ConnectionError):
+        broken = True
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, headers, b"".join(pieces), broken)
+
+
+@contextmanager
+def half_done(target: Target, path: str, body: Json) -> Iterator[http.client.HTTPConnection]:
+    """A request that is sent but not answered yet; leaving the block closes its socket, as a vanished client does."""
+    connection = _connect(target, "POST", path, body, STREAM_TIMEOUT_S)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+class Stream(threading.Thread):
+    """A streamed request read in the background. `first` is set at the first piece of the body."""
+
+    def __init__(self, target: Target, path: str, body: Json) -> None:
+        super().__init__(daemon=True)
+        self._request = (target, path, body)
+        self.first = threading.Event()
+        self._answer: Answer | None = None
+        self._failure: OSError | http.client.HTTPException | None = None
+        self.start()
+
+    def run(self) -> None:
+        target, path, body = self._request
+        try:
+            with half_done(target, path, body) as connection:
+                self._answer = read_answer(connection.getresponse(), self.first.set)
+        except (OSError, http.client.HTTPException) as error:
+            self._failure = error
+
+    def result(self) -> Answer:
+        """Wait for the end. Fails the test if no answer came at all."""
+        self.join(STREAM_TIMEOUT_S)
+        assert not self.is_alive(), f"the stream did not end within {STREAM_TIMEOUT_S} s"
+        assert self._answer is not None, f"no answer: {self._failure!r}"
+        return self._answer
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> float:
+    """Poll until `condition` holds; seconds that it took. Fails the test after `deadline_s`."""
+    pause, began_s = threading.Event(), time.monotonic()
+    while not condition():
+        waited_s = time.monotonic() - began_s
+        assert waited_s < deadline_s, f"{what}: not within {deadline_s} s"
+        pause.wait(0.02)
+    return time.monotonic() - began_s
+
+
+def counter(url: str, name: str) -> float:
+    """The sum of one metric over its labels, from a Prometheus page."""
+    page = ask(Target(url), "GET", "/metrics").body.decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith((name + "{", name + " ")))
+
+
+def without_ids(body: bytes) -> bytes:
+    """The body with what differs from run to run (ids and times of making) made equal."""
+    body = re.sub(
+        rb'"(id|item_id)":"(chatcmpl|cmpl|resp|msg|embd|chatcmpl-tool|call)[-_][^"]*"',
+        rb'"\1":"-"',
+        body,
+    )
+    return re.sub(rb'"(created|created_at)":\d+', rb'"\1":0', body)

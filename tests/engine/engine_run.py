@@ -1,0 +1,207 @@
+"""Processes of the engine tests: vLLM servers (driven from one event loop in a thread) and the gateway itself.
+
+Every process has its own group and its output in a file; stopping ends the whole group.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backends.vllm_local import LocalVllm, VllmLaunch, find_engine
+from tests.engine.engine_http import Target, ask, counter, wait_until
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 300.0
+# Measured for these tests on top of the launcher's own: tools need a parser to be named, stored responses a store.
+GENERATE_ARGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+GENERATE_ENV = (("VLLM_ENABLE_RESPONSES_API_STORE", "1"),)
+POOLING_ARGS = ("--runner", "pooling", "--convert", "embed")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+class Portal:
+    """An event loop in a thread: lets blocking tests run the asyncio launcher."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end and hand back the result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """Stop the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Server:
+    """One vLLM server under a backend's name."""
+
+    def __init__(self, portal: Portal, name: str, launch: VllmLaunch, log_path: Path) -> None:
+        self.name = name
+        self.url = launch.url
+        self._portal = portal
+        self._vllm = LocalVllm(launch, log_path, os.environ)
+
+    @property
+    def target(self) -> Target:
+        """The engine itself, past the gateway."""
+        return Target(self.url)
+
+    def kill(self) -> None:
+        """SIGKILL, and the process is gone."""
+        self._portal.run(self._vllm.kill())
+
+    def running_requests(self) -> int:
+        """How many requests the engine is working on or keeps waiting."""
+        return round(sum(counter(self.url, f"vllm:num_requests_{kind}") for kind in ("running", "waiting")))
+
+    async def up(self) -> None:
+        await self._vllm.start()
+        await self._vllm.wait_ready(START_S)
+
+    async def down(self) -> None:
+        await self._vllm.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The engines behind the gateway: two that generate, with one model, and one that embeds."""
+
+    smol_a: Server
+    smol_b: Server
+    embed: Server
+
+    @property
+    def generating(self) -> tuple[Server, Server]:
+        return self.smol_a, self.smol_b
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Makes servers from what setup.sh installed."""
+
+    portal: Portal
+    folder: Path
+
+    def server(
+        self,
+        name: str,
+        model: str,
+        served: str,
+        args: tuple[str, ...],
+        env: tuple[tuple[str, str], ...] = (),
+    ) -> Server:
+        environment = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine"))
+        models = Path(os.environ.get("LEEWAY_MODELS", ROOT / ".models"))
+        python, checkpoint = find_engine(environment, models, model)
+        launch = VllmLaunch(python, checkpoint, served, free_port(), args, env)
+        return Server(self.portal, name, launch, self.folder / f"{name}.log")
+
+
+def start_all(portal: Portal, servers: list[Server]) -> None:
+    """Start them at once and wait for all; the first failure is raised."""
+
+    async def each() -> None:
+        await asyncio.gather(*(server.up() for server in servers))
+
+    portal.run(each())
+
+
+def stop_all(portal: Portal, servers: list[Server]) -> None:
+    """Stop them at once."""
+
+    async def each() -> None:
+        await asyncio.gather(*(server.down() for server in servers))
+
+    portal.run(each())
+
+
+class Gateway:
+    """`gateway serve` in front of the given servers, from the project's own environment, as a user starts it."""
+
+    def __init__(self, folder: Path, servers: list[Server]) -> None:
+        self.key, self.admin_key = "client-key-of-the-tests", "admin-key-of-the-tests"
+        data, control = free_port(), free_port()
+        self.target = Target(f"http://127.0.0.1:{data}", self.key)
+        self.admin = Target(f"http://127.0.0.1:{control}", self.admin_key)
+        self.log_path = folder / "gateway.log"
+        self._file = folder / "gateway.toml"
+        self._file.write_text(self._toml(data, control, servers))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _toml(self, data: int, control: int, servers: list[Server]) -> str:
+        lines = [
+            "[listen]",
+            f'data = "127.0.0.1:{data}"',
+            f'control = "127.0.0.1:{control}"',
+        ]
+        for server in servers:
+            lines += [
+                "[[backends]]",
+                f'name = "{server.name}"',
+                f'url = "{server.url}"',
+                'engine = "vllm"',
+            ]
+        lines += [
+            "[[keys]]",
+            f'sha256 = "{hashlib.sha256(self.key.encode()).hexdigest()}"',
+        ]
+        return "\n".join(lines) + "\n"
+
+    def start(self) -> None:
+        """Start it and wait until it is ready to take requests."""
+        python = os.environ.get("LEEWAY_PYTHON", sys.executable)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEEWAY_")}
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", "gateway", "serve", str(self._file)],
+                cwd=ROOT,
+                env={**inherited, "LEEWAY_ADMIN_KEY": self.admin_key},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(self._is_ready, 30.0, "the gateway's /readyz answers 200")
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        code = self._process.poll()
+        assert code is None, f"the gateway ended with {code}:\n{self.log_path.read_text()[-4000:]}"
+        try:
+            return ask(self.target, "GET", "/readyz").status == 200
+        except OSError:
+            return False
+
+    def stop(self) -> int:
+        """End it as a service manager does; its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(20.0)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            return self._process.wait()

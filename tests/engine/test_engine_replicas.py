@@ -1,0 +1,119 @@
+"""Servers that die, come back and join while requests run. Last in the run: it starts servers of its own."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.engine_http import Answer, Json, Stream, Target, ask, wait_until
+from tests.engine.engine_run import Engines, Gateway, Server, Servers, start_all, stop_all
+
+PATH = "/v1/completions"
+SHORT: Json = {"model": "smollm2", "max_tokens": 1, "prompt": "Hello"}
+LONG: Json = {"model": "smollm2", "max_tokens": 1900, "ignore_eos": True, "prompt": "Hello", "stream": True}
+STREAMS = 8
+TOKENS = 60
+
+
+def begin(through: Target, count: int) -> list[Stream]:
+    """Streams that all have had their first bytes."""
+    body = {**LONG, "max_tokens": TOKENS, "stream_options": {"include_usage": True}}
+    streams = [Stream(through, PATH, body) for _ in range(count)]
+    for stream in streams:
+        assert stream.first.wait(60.0), "a stream does not begin"
+    return streams
+
+
+def served_by(answer: Answer) -> str:
+    return answer.headers["x-leeway-backend"]
+
+
+def assert_whole(answer: Answer) -> None:
+    events = answer.events()
+    assert not answer.broken
+    assert events[-1] == b"data: [DONE]"
+    assert json.loads(events[-2].removeprefix(b"data: "))["usage"]["completion_tokens"] == TOKENS
+    assert b'"error"' not in answer.body
+
+
+def assert_one_error(answer: Answer) -> None:
+    """Tokens, then one error event as the last word, and no sign of a normal end."""
+    events = answer.events()
+    assert [b'"error"' in event for event in events] == [False] * (len(events) - 1) + [True]
+    assert len(events) > 1
+    error = json.loads(events[-1].rsplit(b"data: ", 1)[1])["error"]
+    assert error["message"]
+    assert "127.0.0.1" not in json.dumps(error)
+    assert b"[DONE]" not in answer.body
+    assert b'"finish_reason":"' not in answer.body
+    assert answer.broken
+
+
+def routed_to(through: Target, name: str) -> bool:
+    answer = ask(through, "POST", PATH, SHORT)
+    assert answer.status == 200, answer.body
+    return served_by(answer) == name
+
+
+def assert_lost(answer: Answer) -> None:
+    """A plain request whose server died: it may have run, so it is not sent again, and the client is told so."""
+    assert answer.status == 502, answer.body
+    assert answer.headers["x-should-retry"] == "false"
+    assert b"127.0.0.1" not in answer.body
+    assert answer.json()["error"]
+
+
+def test_killed_server_costs_only_its_own_requests_and_comes_back(through: Target, servers: Servers, engines: Engines) -> None:
+    victim, other = servers.smol_b, servers.smol_a
+    streams = begin(through, STREAMS)
+    plain = [Stream(through, PATH, {**LONG, "max_tokens": TOKENS, "stream": False}) for _ in range(4)]
+    wait_until(lambda: victim.running_requests() + other.running_requests() == STREAMS + 4, 10.0, "all of them run")
+    on_victim = victim.running_requests()
+    assert 0 < on_victim < STREAMS + 4
+    victim.kill()
+    # The very next requests are served, although nobody has told the gateway yet.
+    assert [routed_to(through, other.name) for _ in range(4)] == [True] * 4
+    answers = [stream.result() for stream in streams]
+    cut = [answer for answer in answers if served_by(answer) == victim.name]
+    lost = [answer for answer in (request.result() for request in plain) if answer.status != 200]
+    assert len(cut) + len(lost) == on_victim
+    for answer in cut:
+        assert_one_error(answer)
+    for answer in lost:
+        assert_lost(answer)
+    for answer in answers:
+        if answer not in cut:
+            assert_whole(answer)
+    start_all(engines.portal, [victim])
+    # One probe period of 1 s, the probe itself, and requests until one is placed there (every second one, on average).
+    wait_until(lambda: routed_to(through, victim.name), 2.0, "the server is used again")
+
+
+@pytest.fixture
+def spare(engines: Engines) -> Iterator[Server]:
+    """A third server for the model; which numbers it computes does not matter here, so it is the small one."""
+    server = engines.server("smol-c", "tiny", "smollm2", ())
+    try:
+        start_all(engines.portal, [server])
+        yield server
+    finally:
+        stop_all(engines.portal, [server])
+
+
+def test_server_added_under_load_is_used_and_can_be_removed(through: Target, gateway: Gateway, spare: Server) -> None:
+    streams = begin(through, STREAMS)
+    record: Json = {"name": spare.name, "url": spare.url, "engine": "vllm"}
+    assert ask(Target(gateway.admin.url), "POST", "/admin/backends", record).status == 401
+    added = ask(gateway.admin, "POST", "/admin/backends", record)
+    assert added.status == 202, added.body
+    assert added.headers["location"].endswith(f"/admin/backends/{spare.name}")
+    try:
+        wait_until(lambda: routed_to(through, spare.name), 3.0, "the new server is used")
+        late = begin(through, STREAMS)
+        assert spare.name in {served_by(stream.result()) for stream in late}
+    finally:
+        removed = ask(gateway.admin, "DELETE", f"/admin/backends/{spare.name}")
+    assert removed.status == 202, removed.body
+    assert not any(routed_to(through, spare.name) for _ in range(6))
+    for stream in [*streams, *late]:
+        assert_whole(stream.result())
