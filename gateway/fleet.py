@@ -131,6 +131,10 @@ class Fleet:
             for r in self._replicas.values()
         )
 
+    def knows(self, model: str) -> bool:
+        """Whether some replica serves `model`, is declared to, or did until its drain."""
+        return any(model in r.models for r in self._replicas.values())
+
     def models(self) -> tuple[str, ...]:
         """Every model that some replica serves or is declared to serve, sorted."""
         return tuple(sorted({m for r in self._replicas.values() if r.state != "draining" for m in r.models}))

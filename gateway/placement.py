@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.base import Kind
 from gateway.accounts import Account
-from gateway.api import Refusal
+from gateway.api import Refusal, unknown_model
 from gateway.dispatch import Ask, Hold
 from gateway.fleet import Replica
 from gateway.relay.pool import BackendPool, ConnectFailedError
@@ -81,6 +81,8 @@ class Placement:
             self.go(chosen)
             return True
         if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
+            if not plane.fleet.knows(ask.model):
+                raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
             message = f"No backend for {ask.model!r} is available."
             raise Refusal(503, "no_backend", message, retry_after_s=plane.probe_wait_s())
         return False

@@ -175,17 +175,20 @@ class DataPlane:
     # -- models
 
     def resolve(self, name: str) -> str | None:
-        """A requested name to the name that backends serve; None when nobody does. "" means the only model there is."""
+        """A requested name to the name that backends serve; None when nobody does. "" means the only model there is.
+
+        A backend that has not said yet what it serves may serve anything: such a request waits for its word.
+        """
         fleet = self.fleet
-        if name and (fleet.routable(name) or name in fleet.models()):
+        if name and (fleet.routable(name) or fleet.knows(name)):
             return name
         target = self._aliases.get(name)
-        if target is not None and target in fleet.models():
+        if target is not None and (fleet.knows(target) or fleet.hopeful(target)):
             return target
         if not name:
             known = fleet.models()
             return known[0] if len(known) == 1 else None
-        return None
+        return name if fleet.hopeful(name) else None
 
     def known_models(self) -> tuple[str, ...]:
         """Served models and their aliases."""
