@@ -1,0 +1,116 @@
+"""A gateway as a process of its own, for what only a process can show: signals, exit codes, its own memory. Shell."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.wire.kit import ADMIN_KEY
+from tests.wire.peer import Answer, Peer, Sent, connect
+from tests.wire.scripted import ScriptedBackend
+
+END_S = 10.0
+
+
+class Served:
+    """`gateway serve` on free ports. `log` holds the lines read so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._more = asyncio.Condition()
+        self._reader = asyncio.create_task(self._read())
+        self.log: list[dict[str, Any]] = []
+        self.sent = Sent()
+        self.port = 0
+        self.control_port = 0
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            async with self._more:
+                self.log.append(json.loads(line))
+                self._more.notify_all()
+
+    async def event(self, event: str, **fields: object) -> dict[str, Any]:
+        """Wait for a log line."""
+        wanted = {"event": event, **fields}
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.log if all(line.get(name) == value for name, value in wanted.items())]
+
+        async with asyncio.timeout(END_S), self._more:
+            await self._more.wait_for(found)
+        return found()[-1]
+
+    async def started(self) -> None:
+        """Wait until it listens."""
+        line = await self.event("listening")
+        self.port = int(line["data"].removeprefix("port "))
+        self.control_port = int(line["control"].removeprefix("port "))
+
+    async def connect(self) -> Peer:
+        """A connection to the data listener."""
+        return await connect(self.port, self.sent)
+
+    async def ask(self, body: object = None, path: str = "/v1/chat/completions", method: str = "POST") -> Answer:
+        """One request."""
+        return await self._one(await self.connect(), body, path, method)
+
+    async def admin(self, method: str, path: str, body: object = None) -> Answer:
+        """One request to the control listener."""
+        peer = await connect(self.control_port, Sent(), ADMIN_KEY)
+        return await self._one(peer, body, path, method)
+
+    @staticmethod
+    async def _one(peer: Peer, body: object, path: str, method: str) -> Answer:
+        peer.ask(body, path, method, {"content-type": "application/json"})
+        answer = await peer.answer()
+        peer.close()
+        return answer
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
+    async def ended(self) -> int:
+        """Wait for the process's end: its exit code."""
+        async with asyncio.timeout(END_S):
+            code = await self._process.wait()
+            await self._reader
+        return code
+
+    async def kill(self) -> None:
+        """End it, if it still runs."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        await self._reader
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, settings: str, *backends: ScriptedBackend) -> AsyncIterator[Served]:
+    """A gateway of these TOML settings before these backends. Nothing may come out of its standard error."""
+    tables = [f'[[backends]]\nname = "{b.name}"\nurl = "{b.url}"\nengine = "openai"\nmodels = ["m"]' for b in backends]
+    path = tmp_path / "gateway.toml"
+    listen = '[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"'
+    path.write_text("\n".join((listen, f'[admin]\nkey = "{ADMIN_KEY}"', settings, *tables)))
+    with (tmp_path / "stderr").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", "serve", str(path), stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
+    running = Served(process)
+    try:
+        await running.started()
+        yield running
+    finally:
+        await running.kill()
+    assert (tmp_path / "stderr").read_text() == ""
