@@ -6,6 +6,7 @@ that accounting needs by byte search; it parses JSON only in events that carry a
 """
 
 import re
+from itertools import pairwise
 from typing import Literal
 
 import orjson
@@ -17,10 +18,12 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _RESPONSES_END = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed|cancelled)"')
 _MESSAGES_END = re.compile(rb'"type"\s*:\s*"message_stop"')
-_ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{\s*"error"\s*:)')
+_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]")
+_ERROR_EVENT = re.compile(rb'(?:^|[\r\n])(?:event: ?error|data: ?\{\s*"error"\s*:)')
+_EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
 _DATA_LINE = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
-_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
-_OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})(?!\d)')
+_OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})(?!\d)')
 
 
 def _last_end(data: bytes | bytearray, start: int) -> int:
@@ -74,14 +77,16 @@ class EventFramer:
         return out
 
 
-def find_tokens(tail: bytes) -> tuple[int, int]:
-    """(prompt, output) tokens of the last usage object in `tail`; -1 where absent."""
-    at = tail.rfind(b'"usage"')
-    if at < 0:
-        return -1, -1
-    prompt = _PROMPT_TOKENS.search(tail, at)
-    output = _OUTPUT_TOKENS.search(tail, at)
-    return int(prompt[1]) if prompt else -1, int(output[1]) if output else -1
+def find_tokens(data: bytes) -> tuple[int, int]:
+    """(prompt, output) tokens that the usage objects in `data` name, each the last figure said; -1 where none is."""
+    prompt = output = -1
+    starts = [found.start() for found in _USAGE.finditer(data)]
+    for start, end in pairwise((*starts, len(data))):
+        if found := _PROMPT_TOKENS.search(data, start, end):
+            prompt = int(found[1])
+        if found := _OUTPUT_TOKENS.search(data, start, end):
+            output = int(found[1])
+    return prompt, output
 
 
 class StreamWatch:
@@ -92,7 +97,6 @@ class StreamWatch:
         "_face",
         "_finishes",
         "_strip_usage",
-        "_tail",
         "errored",
         "events",
         "output_tokens",
@@ -104,7 +108,6 @@ class StreamWatch:
         self._face = face
         self._strip_usage = strip_usage
         self._finishes = 0
-        self._tail = b""
         self.events = 0
         self.terminal = False
         self.errored = False
@@ -114,7 +117,7 @@ class StreamWatch:
     def glance(self, data: bytes) -> bool:
         """Look at whole events (their chunk framing may still be around them) that go on as they are; False, and
         nothing is counted, when they carry a usage object: those need `see`."""
-        if b'"usage":{' in data or b'"usage": {' in data:
+        if b'"usage"' in data and _USAGE.search(data):
             return False
         self._look(data)
         return True
@@ -132,7 +135,7 @@ class StreamWatch:
         if face == "openai":
             if b'"finish_reason":"' in data or b'"finish_reason": "' in data:
                 self._finishes += len(_FINISH.findall(data))
-            if b"data: [DONE]" in data or b"data:[DONE]" in data:
+            if b"[DONE]" in data and _DONE.search(data):
                 self.terminal = True
         elif face == "responses":
             if b'"response.' in data and _RESPONSES_END.search(data):
@@ -162,13 +165,10 @@ class StreamWatch:
 
 def split_events(data: bytes) -> list[bytes]:
     """Whole events with their blank lines; joined they give `data` again."""
-    out, start = [], 0
-    while start < len(data):
-        ends = [at + len(mark) for mark in (b"\n\n", b"\n\r\n", b"\r\r") if (at := data.find(mark, start)) >= 0]
-        end = min(ends) if ends else len(data)
-        out.append(data[start:end])
-        start = end
-    return out
+    ends = [0, *(found.end() for found in _EVENT_END.finditer(data))]
+    if ends[-1] < len(data):
+        ends.append(len(data))
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def _is_usage_chunk(event: bytes) -> bool:
@@ -187,11 +187,12 @@ def _is_usage_chunk(event: bytes) -> bool:
 
 def error_event(face: Face, kind: str, message: str) -> bytes:
     """The one event that tells a client of a stream's failure, in the shape its SDK raises from."""
+    error = {"message": message, "type": "upstream_error", "param": None, "code": kind}
     if face == "anthropic":
         body = {"type": "error", "error": {"type": "api_error", "message": message}}
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
     if face == "responses":
-        said: dict[str, object] = {"type": "error", "code": kind, "message": message, "param": None, "sequence_number": 0}
+        # the documented event says it flat, the OpenAI SDK raises from `error`
+        said = {"type": "error", "code": kind, "message": message, "param": None, "sequence_number": 0, "error": error}
         return b"event: error\ndata: " + orjson.dumps(said) + b"\n\n"
-    error = {"message": message, "type": "upstream_error", "param": None, "code": kind}
     return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
