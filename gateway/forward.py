@@ -2,8 +2,8 @@
 
 Every exit passes through `_settle` exactly once: it releases the replica, the key's slot, the held bytes and the
 connection. A POST is sent again only if it provably did not run (decision 9): no connection came about, or the answer
-was a documented not-started one (429, 503). A failure becomes one JSON error while nothing is out, else one error event
-behind a whole event and a close without a normal end, else only the broken connection.
+was a documented not-started one (429, 503); a GET may be repeated. A failure becomes one JSON error while nothing is
+out, else one error event behind a whole event and a close without a normal end, else only the broken connection.
 """
 
 from typing import TYPE_CHECKING
@@ -125,8 +125,7 @@ class Exchange:
         account.stream = fields.stream
         if fields.n > plane.limits.n:
             raise Refusal(400, "n_too_large", f"n and best_of may be at most {plane.limits.n}.", param="n")
-        response_id = intake.verdict.route.response_id or fields.previous_response_id
-        if response_id:
+        if response_id := intake.verdict.route.response_id or fields.previous_response_id:
             self._pin(response_id)
             return
         model = plane.resolve(fields.model)
@@ -140,8 +139,7 @@ class Exchange:
         due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
         placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
         if plane.fleet.has_drops:
-            self._hash_body()
-            placement.avoid_droppers(self._body_hash or 0)
+            placement.avoid_droppers(self._hash_body() or 0)
         placement.start()
 
     def _enter_key(self) -> None:
@@ -267,17 +265,18 @@ class Exchange:
 
     def on_lost(self, how: Lost, message: str) -> None:
         """The backend's connection broke while the request was on it."""
-        self._connection = None
-        if self._settled:
+        connection, self._connection = self._connection, None
+        placement, head = self._placement, self._intake.head
+        if self._settled or placement is None or head is None or connection is None:
             return
-        self._hash_body()
-        self._plane.fleet.failed(self._replica, "reset", message, self._body_hash, self._plane.now())
+        if how == "reset" and self._answer is None and placement.repeat(head.method, connection):
+            return
+        self._plane.fleet.failed(self._replica, "reset", message, self._hash_body(), self._plane.now())
         if self._answer is not None:
             self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
             return
-        said = "The backend closed the connection without an answer; the request may be the cause, and may have run."
-        if how == "protocol":
-            said = "The backend sent a malformed answer."
+        closed = "The backend closed the connection without an answer; the request may be the cause, and may have run."
+        said = closed if how == "reset" else "The backend sent a malformed answer."
         self._refuse(Refusal(502, "backend_lost", said, may_have_run=True))
 
     # -- deadlines and ends
@@ -361,9 +360,10 @@ class Exchange:
 
     # -- settle
 
-    def _hash_body(self) -> None:
+    def _hash_body(self) -> int | None:
         if self._body_hash is None and self._body:
             self._body_hash = hash(self._body)
+        return self._body_hash
 
     def _drop_body(self) -> None:
         if self._plane.fleet.has_drops:

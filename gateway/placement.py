@@ -36,6 +36,7 @@ class Placement:
     """See the module's words. `replica` is where the request counts as in flight now."""
 
     replica: Replica | None = None
+    _pool: BackendPool | None = None
     _over = False
     _waiting = False
     _tried: frozenset[str] = frozenset()
@@ -105,7 +106,7 @@ class Placement:
         self._waiting = False
         plane.fleet.dispatched(replica, now_s, self._stream)
         plane.retry_budget.request()
-        pool = plane.pool(replica)
+        pool = self._pool = plane.pool(replica)
         connection = pool.take(now_s)
         if connection is not None:
             self._seeker.on_placed(pool, connection)
@@ -126,6 +127,17 @@ class Placement:
             pool.returned(connection)
         else:
             self._seeker.on_placed(pool, connection)
+
+    def repeat(self, method: bytes, connection: UpstreamConnection) -> bool:
+        """After a connection broke without an answer: a GET on one that had been kept idle goes once more, to the same
+        replica on a fresh one. That the peer closed it just then says nothing about the peer."""
+        pool, replica = self._pool, self.replica
+        if method != b"GET" or connection.used < 2 or pool is None or replica is None:
+            return False
+        self._seeker.account.attempts += 1
+        self._seeker.on_connecting()
+        self._plane.spawn(self._connect(replica, pool))
+        return True
 
     def retry_elsewhere(self) -> bool:
         """After a documented not-started answer: one other backend may be asked, if one is open and the budget has it.
