@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.addresses import AddressError
+from gateway.admin_http import DRAIN_S_MAX
 from gateway.admin_schema import (
-    DRAIN_S_MAX,
     drain_timeout_s,
     merge_patch,
     new_backend,
@@ -47,7 +47,7 @@ def test_why_agrees_with_what_the_dispatcher_does() -> None:
             for in_flight in (0, 1, 3):
                 for overloaded_until_s in (0.0, 11.5):
                     replica = Replica(SPEC)
-                    replica.state, replica.trial, replica.in_flight = state, trial, in_flight  # type: ignore[assignment]
+                    replica.state, replica.trial, replica.in_flight = state, trial, in_flight
                     replica.overloaded_until_s, replica.reason = overloaded_until_s, "because"
                     may, why = routing(replica, 10.0)
                     assert may == (state == "ready" and replica.open(10.0)), (replica, why)

@@ -300,10 +300,11 @@ def test_reading_the_file_stalls_nobody_and_happens_once_at_a_time(tmp_path: Pat
         entered.set()
         assert gate.wait(DEADLINE_S)
         running_now.pop()
-        return config
+        return CONFIG
 
     async def run() -> None:
-        async with running(tmp_path, config, slow_load) as gateway:
+        async with engines(INSTANT) as (engine,), running(tmp_path, CONFIG, slow_load) as gateway:
+            await gateway.call("POST", "/admin/backends", {"name": "a", "url": engine.url})
             await gateway.ready("a")
             reloads = [asyncio.create_task(gateway.call("POST", "/admin/reload")) for _ in range(3)]
             await asyncio.to_thread(entered.wait, DEADLINE_S)
@@ -314,14 +315,7 @@ def test_reading_the_file_stalls_nobody_and_happens_once_at_a_time(tmp_path: Pat
             assert sorted([(await task).json["generation"] for task in reloads]) == [2, 3, 4]
             assert most == [1, 1, 1]
 
-    async def with_engine() -> None:
-        nonlocal config
-        async with engines(INSTANT) as (engine,):
-            config = replace(CONFIG, backends=(declared("a", engine.url),))
-            await run()
-
-    config = CONFIG
-    asyncio.run(with_engine())
+    asyncio.run(run())
 
 
 def test_the_served_command_reloads_on_hangup(tmp_path: Path) -> None:
