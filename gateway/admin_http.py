@@ -101,6 +101,7 @@ class Gate:
     """The admin credential: `Authorization: Bearer` or `x-api-key`, compared by hash in constant time."""
 
     def __init__(self, key: str) -> None:
+        assert key, "an empty key would let everybody in"
         self._digest = hashlib.sha256(key.encode()).digest()
 
     def opens(self, request: web.Request) -> bool:
