@@ -130,7 +130,8 @@ class StreamWatch:
         return data
 
     def _look(self, data: bytes) -> None:
-        self.events += data.count(b"\n\n") or data.count(b"\ndata:") + data.startswith(b"data:")
+        # by blank lines: a giant event comes in pieces, of which only the last has one
+        self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n") or data.count(b"\r\r")
         face = self._face
         if face == "openai":
             if b'"finish_reason":"' in data or b'"finish_reason": "' in data:

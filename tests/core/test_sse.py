@@ -281,3 +281,14 @@ def test_the_error_event_is_one_event_and_seen_as_an_error(face: Face) -> None:
         framer = EventFramer(65536)
         assert b"".join(framer.feed(piece) for piece in pieces) == made
     assert watched(face, made)[0].errored
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_a_giant_event_in_pieces_is_one_event(end: bytes) -> None:
+    framer, watch = EventFramer(1024), StreamWatch("openai", False)
+    stream = b"data: a" + end + b"data: " + b"x" * 5000 + end + b"data: [DONE]" + end
+    for at in range(0, len(stream), 700):
+        passed = framer.feed(stream[at : at + 700])
+        if passed:
+            watch.see(passed)
+    assert watch.events == 3
