@@ -49,6 +49,7 @@ class Replica:
         self.identity = Identity(engine=spec.engine, models=spec.models)
         self.in_flight = 0
         self.streams = 0
+        self.stalled = 0
         self.dispatched_total = 0
         self.failed_total = 0
         self.failures = 0
@@ -242,6 +243,11 @@ class Fleet:
         replica.in_flight -= 1
         replica.streams -= stream
         assert replica.in_flight >= 0, replica
+
+    def stalled(self, replica: Replica, stalled: bool, now_s: float) -> None:
+        """The client of a stream there stopped reading (so nothing is read from the backend either), or reads again."""
+        replica.stalled += 1 if stalled else -1
+        replica.last_byte_s = now_s
 
     def answered(self, replica: Replica, body_hash: int | None, now_s: float) -> None:
         """The first byte of a status below 500 arrived: the backend works."""

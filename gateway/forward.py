@@ -307,13 +307,13 @@ class Exchange:
 
     def on_paused(self, paused: bool) -> None:
         """The client's side is full, or free again: so is reading from the backend."""
-        self._stalled_s = self._plane.now() if paused else NEVER
-        connection = self._connection
-        if connection is not None and paused:
-            connection.pause()
-        elif connection is not None:
-            self._heard_s = self._plane.now()
-            connection.resume()
+        now_s = self._plane.now()
+        self._stalled_s = now_s if paused else NEVER
+        connection, placement = self._connection, self._placement
+        if connection is not None and placement is not None:
+            placement.stalled(paused)
+            self._heard_s = now_s
+            connection.pause() if paused else connection.resume()
 
     def on_gone(self) -> None:
         """The client left."""

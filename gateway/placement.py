@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 POISON_BACKENDS = 2
 
 
+def connect_failed() -> Refusal:
+    """The attempt got no connection; it did not run."""
+    return Refusal(502, "connect_failed", "No connection to the backend could be made.")
+
+
 class Seeker(Protocol):
     """The request that looks for a place."""
 
@@ -29,7 +34,7 @@ class Seeker(Protocol):
     def on_waiting(self, due_s: float) -> None: ...
     def on_connecting(self) -> None: ...
     def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None: ...
-    def on_unplaced(self, refusal: Refusal) -> None: ...
+    def refuse(self, refusal: Refusal) -> None: ...
 
 
 class Placement:
@@ -39,6 +44,7 @@ class Placement:
     _pool: BackendPool | None = None
     _over = False
     _waiting = False
+    _stalled = False
     _tried: frozenset[str] = frozenset()
     _last_refusal: Refusal | None = None
 
@@ -93,7 +99,7 @@ class Placement:
         try:
             return self._over or self._try()
         except Refusal as refusal:
-            self._seeker.on_unplaced(refusal)
+            self._seeker.refuse(refusal)
             return True
 
     def go(self, replica: Replica) -> None:
@@ -121,7 +127,7 @@ class Placement:
         except ConnectFailedError as error:
             plane.fleet.failed(replica, "timeout" if error.timed_out else "connect", str(error), None, plane.now())
             if not self._over:
-                self._not_run(Refusal(502, "connect_failed", "No connection to the backend could be made."))
+                self._not_run(connect_failed())
             return
         if self._over:
             pool.returned(connection)
@@ -170,9 +176,16 @@ class Placement:
                 raise refusal
             self.start()
         except Refusal as final:
-            self._seeker.on_unplaced(final)
+            self._seeker.refuse(final)
+
+    def stalled(self, stalled: bool) -> None:
+        """The client of a stream does not read, or reads again: meanwhile the backend's silence is not its own."""
+        if self._stream and self.replica is not None and stalled != self._stalled:
+            self._stalled = stalled
+            self._plane.fleet.stalled(self.replica, stalled, self._plane.now())
 
     def _leave(self) -> None:
+        self.stalled(False)
         replica, self.replica = self.replica, None
         if replica is not None:
             self._plane.fleet.released(replica, self._stream)

@@ -140,7 +140,8 @@ class Upkeep:
     def _find_wedged(self, now_s: float) -> None:
         limit_s = self._plane.config.health.wedge_s
         for replica in self._plane.fleet:
-            if replica.state == "ready" and replica.streams > 0 and now_s - replica.last_byte_s > limit_s:
+            unheard = replica.streams > replica.stalled and now_s - replica.last_byte_s > limit_s
+            if replica.state == "ready" and unheard:
                 self._plane.fleet.wedged(replica)
 
     def _finish_drains(self, now_s: float) -> None:
