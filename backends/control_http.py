@@ -4,6 +4,7 @@ Every foreign exception becomes ProbeFailedError here and nowhere else. Addresse
 literal ones before the request, names each time that they are resolved for a connection.
 """
 
+import errno
 import ipaddress
 import ssl
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class _CheckedResolver(AbstractResolver):
         found = await self._inner.resolve(host, port, family)  # type: ignore[arg-type]
         kept = [entry for entry in found if self._allowed(entry["host"])]
         if not kept:
-            raise OSError("the name resolves to no allowed address")
+            raise OSError(errno.EACCES, "the name resolves to no allowed address")
         return kept
 
     async def close(self) -> None:
@@ -89,10 +90,11 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _short(error: Exception) -> str:
-    cause = error.__cause__
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(error)[:200]
+    """What went wrong, in words of the operating system's; never a peer's bytes."""
+    for cause in (error.__cause__, error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return "the connection or the answer is not as it should be"
 
 
 class BackendControl:

@@ -5,6 +5,14 @@ from urllib.parse import urlsplit
 ALLOWED_LOW_PORTS = (80, 443)
 
 
+KEY_CHARACTERS_MAX = 4096
+
+
+def sendable_key(key: str) -> bool:
+    """Whether a backend's key can go into a header: then it is nothing but a key."""
+    return len(key) <= KEY_CHARACTERS_MAX and key.isascii() and " " not in key and (key.isprintable() or not key)
+
+
 class AddressError(ValueError):
     """The URL can't be a backend's; the text says why."""
 

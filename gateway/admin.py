@@ -80,7 +80,7 @@ class ControlPlane:
 
     async def _config(self, request: web.Request) -> web.Response:
         await self._models.loaded()
-        from gateway.config_file import masked
+        from gateway.config import masked
 
         return answer(200, masked(self._plane.config))
 

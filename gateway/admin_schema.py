@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, WithJsonSchema
 
+from gateway.addresses import KEY_CHARACTERS_MAX, sendable_key
 from gateway.admin_http import DRAIN_S_MAX
 from gateway.config import BackendSpec, EngineName
 from gateway.config_file import ModelName, Name, Url
 from gateway.operations import OperationError
-from gateway.store import KEY_CHARACTERS, sendable
 
 NAME_CHARACTERS = 64
 _DEFAULT = BackendSpec("", "")
@@ -40,8 +40,8 @@ Models = Annotated[
 
 
 def _header_safe(key: SecretStr) -> SecretStr:
-    if not sendable(key.get_secret_value()):
-        raise ValueError(f"must be up to {KEY_CHARACTERS} visible ASCII characters")
+    if not sendable_key(key.get_secret_value()):
+        raise ValueError(f"must be up to {KEY_CHARACTERS_MAX} visible ASCII characters")
     return key
 
 

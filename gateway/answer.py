@@ -62,7 +62,7 @@ class Answer:
     @property
     def keep_alive(self) -> bool:
         """Whether the client's connection may go on after this answer."""
-        return self._request.keep_alive and not self._by_close and not self._plane.draining
+        return self._request.keep_alive and not self._by_close and not self._plane.draining and not self._client.ending
 
     def relay(self, data: bytes, ended: bool) -> Progress:
         """What one read from the backend brought. `cut`: it ended, but not as a whole answer."""
@@ -191,7 +191,7 @@ def write_own(
     draining: bool,
 ) -> bool:
     """Write a whole answer of ours, with `account.status`. Gives whether the connection may go on."""
-    keep_alive = head is not None and head.keep_alive and not draining
+    keep_alive = head is not None and head.keep_alive and not draining and not client.ending
     lines = [*headers, (b"x-request-id", account.request_id.encode())]
     if account.backend:
         lines.append((b"x-leeway-backend", account.backend.encode()))

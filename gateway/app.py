@@ -130,7 +130,9 @@ def admin_key(config: GatewayConfig) -> tuple[str, bool]:
         return config.admin.key, False
     key = "leeway-admin-" + secrets.token_urlsafe(24)
     if config.admin.key_file:
-        fd = os.open(config.admin.key_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        # an empty file is filled; one that holds a key was read with the configuration
+        fd = os.open(config.admin.key_file, os.O_CREAT | os.O_WRONLY, 0o600)
+        os.fchmod(fd, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(key + "\n")
     return key, True

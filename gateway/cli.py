@@ -46,13 +46,14 @@ def serve(config: Config) -> None:
 def check(config: Config) -> None:
     """Check a configuration file: all problems at once, or the effective settings with secrets masked."""
     from gateway import config_file
+    from gateway.config import masked
 
     try:
         loaded = config_file.load(config)
     except config_file.ConfigError as error:
         _fail(str(error))
     else:
-        print(json.dumps(config_file.masked(loaded), indent=2))
+        print(json.dumps(masked(loaded), indent=2))
 
 
 @cli.command()

@@ -220,6 +220,22 @@ def _record(kind: Any, value: Any) -> Any:
     return value
 
 
+def masked(config: GatewayConfig) -> dict[str, Any]:
+    """The effective configuration as plain data, secrets masked."""
+    document = dataclasses.asdict(config)
+    for backend in document["backends"]:
+        backend["api_key"] = _mask(backend["api_key"])
+        backend["labels"] = dict(backend["labels"])
+    for key in document["keys"]:
+        key["sha256"] = key["sha256"][:8] + "..."
+    document["admin"]["key"] = _mask(document["admin"]["key"])
+    return document
+
+
+def _mask(secret: str) -> str:
+    return "***" if secret else ""
+
+
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` -> (host, port). Raises ValueError."""
     host, colon, port = address.rpartition(":")

@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from gateway import config as records
-from gateway.addresses import check_url
+from gateway.addresses import check_url, sendable_key
 from gateway.config import (
     BackendSpec,
     EngineName,
@@ -88,7 +88,7 @@ class BackendSection(_Section):
             models=tuple(self.models),
             weight=self.weight,
             labels=tuple(sorted(self.labels.items())),
-            api_key=_secret(self.api_key, self.api_key_file),
+            api_key=_header_secret(self.name, _secret(self.api_key, self.api_key_file)),
             max_in_flight=self.max_in_flight,
             declared=declared,
         )
@@ -266,6 +266,12 @@ def _admin_key(admin: AdminSection) -> str:
     return named or _secret(admin.key, admin.key_file if os.path.exists(admin.key_file) else "")
 
 
+def _header_secret(name: str, key: str) -> str:
+    if not sendable_key(key):
+        raise ValueError(f"backends.{name}.api_key: a key may only hold visible ASCII characters, at most 4096")
+    return key
+
+
 def load(path: str | None) -> GatewayConfig:
     """Read and check a configuration file (None: environment and defaults only). Raises ConfigError."""
     document: dict[str, Any] = {}
@@ -326,22 +332,6 @@ def build(settings: GatewaySettings) -> GatewayConfig:
         ),
         usage=settings.usage,
     )
-
-
-def masked(config: GatewayConfig) -> dict[str, Any]:
-    """The effective configuration as plain data, secrets masked."""
-    document = dataclasses.asdict(config)
-    for backend in document["backends"]:
-        backend["api_key"] = _mask(backend["api_key"])
-        backend["labels"] = dict(backend["labels"])
-    for key in document["keys"]:
-        key["sha256"] = key["sha256"][:8] + "..."
-    document["admin"]["key"] = _mask(document["admin"]["key"])
-    return document
-
-
-def _mask(secret: str) -> str:
-    return "***" if secret else ""
 
 
 def json_schema() -> dict[str, Any]:

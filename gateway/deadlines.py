@@ -39,7 +39,7 @@ class Due(Protocol):
 
 
 class Deadlines:
-    """The sweep. Runs only while somebody is registered."""
+    """The sweep. Runs while somebody is registered, and always after `start`, so that the loop's lag is known."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -49,9 +49,16 @@ class Deadlines:
         self.now_s = loop.time()
         self._worst_lag_s = 0.0
         self._excused = False
+        self._always = False
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def start(self) -> None:
+        """Sweep from now on, whoever is registered."""
+        self._always = True
+        if self._timer is None:
+            self._arm()
 
     def add(self, member: Due) -> None:
         """Watch `member` until `discard`."""
@@ -81,7 +88,7 @@ class Deadlines:
         for member in [m for m in self._members if m.due_s <= now_s]:
             if member in self._members and member.due_s <= now_s:
                 member.on_due(now_s)
-        if self._members:
+        if self._members or self._always:
             self._arm()
         else:
             self._timer = None
@@ -93,6 +100,7 @@ class Deadlines:
 
     def close(self) -> None:
         """Stop sweeping."""
+        self._always = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -22,7 +22,7 @@ MOVES: dict[State, frozenset[State]] = {
     "down": frozenset(("ready", "draining", "starting")),
     "asleep": frozenset(("swapping", "ready", "down", "draining")),
     "swapping": frozenset(("ready", "asleep", "down", "draining")),
-    "draining": frozenset(("ready",)),
+    "draining": frozenset(("starting",)),
 }
 POISON_HASHES = 1024
 ROUTES_CACHED = 4096
@@ -221,9 +221,9 @@ class Fleet:
             self._move(replica, "draining", "asked to drain")
 
     def undrained(self, replica: Replica) -> None:
-        """Draining was called off."""
+        """Draining was called off: it is used again once a probe finds it well."""
         replica.drain_until_s = None
-        self._move(replica, "ready", "")
+        self._move(replica, "starting", "not probed since it drained")
 
     # -- events: requests
 

@@ -8,6 +8,7 @@ out, else one error event behind a whole event and a close without a normal end,
 
 from typing import TYPE_CHECKING
 
+from gateway import refusals
 from gateway.accounts import Account, End
 from gateway.answer import Answer, write_own
 from gateway.api import Refusal, unknown_model
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 ONE_WRITE_BYTES = 65536
+CONNECT_SLACK_S = 2.0
 
 
 class Exchange:
@@ -91,7 +93,7 @@ class Exchange:
         intake, account = self._intake, self.account
         account.accepted_s = self._plane.now()
         if intake.refusal is not None:
-            self._refuse(intake.refusal)
+            self.refuse(intake.refusal)
         elif intake.verdict.local is not None:
             status, headers, body = self._plane.local_answer(intake.verdict.local)
             self._answer_own(status, headers, body, "complete", "")
@@ -102,7 +104,7 @@ class Exchange:
             try:
                 intake.parse(self._body, self._parsed)
             except Refusal as refusal:
-                self._refuse(refusal)
+                self.refuse(refusal)
 
     # -- route
 
@@ -114,7 +116,7 @@ class Exchange:
                 raise self._intake.refusal
             self._route(fields)
         except Refusal as refusal:
-            self._refuse(refusal)
+            self.refuse(refusal)
 
     def _route(self, fields: BodyFields) -> None:
         """Resolve the model, check the caps, and look for a place. Raises Refusal."""
@@ -124,7 +126,7 @@ class Exchange:
         self._fields = fields
         account.stream = fields.stream
         if fields.n > plane.limits.n:
-            raise Refusal(400, "n_too_large", f"n and best_of may be at most {plane.limits.n}.", param="n")
+            raise refusals.n_too_large(plane.limits.n)
         if response_id := intake.verdict.route.response_id or fields.previous_response_id:
             self._pin(response_id)
             return
@@ -146,7 +148,7 @@ class Exchange:
         key = self._intake.verdict.client
         assert key is not None
         if not key.enter():
-            raise Refusal(429, "concurrency_limit", "This key has all the requests it may have at once.", retry_after_s=1)
+            raise refusals.concurrency_limit()
         self._entered = True
 
     def _pin(self, response_id: str) -> None:
@@ -166,11 +168,8 @@ class Exchange:
 
     def on_connecting(self) -> None:
         """A replica is chosen, a connection is being made; connecting has its own limit."""
-        self._phase, self._client.due_s = "connect", NEVER
-
-    def on_unplaced(self, refusal: Refusal) -> None:
-        """No place was found."""
-        self._refuse(refusal)
+        self._phase = "connect"
+        self._client.due_s = self._plane.now() + self._plane.timeouts.connect_s + CONNECT_SLACK_S
 
     def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None:
         """Send the request. From here on it may have run."""
@@ -208,7 +207,7 @@ class Exchange:
         self._phase = "answer"
         self._client.due_s = now_s + plane.timeouts.idle_s
         if 300 <= status < 400 and b"location" in head.values:
-            self._cut(Refusal(502, "backend_redirected", "The backend answered with a redirect.", may_have_run=True))
+            self._cut(refusals.redirected())
             return
         self._answer = Answer(
             plane, self._client, self.account, self._intake.head, head, self._intake.verdict.route, self._fields.n, self._strip
@@ -277,31 +276,32 @@ class Exchange:
             return
         closed = "The backend closed the connection without an answer; the request may be the cause, and may have run."
         said = closed if how == "reset" else "The backend sent a malformed answer."
-        self._refuse(Refusal(502, "backend_lost", said, may_have_run=True))
+        self.refuse(Refusal(502, "backend_lost", said, may_have_run=True))
 
     # -- deadlines and ends
 
     def on_due(self, now_s: float) -> None:
         """A deadline passed; which one depends on the phase."""
         if self._phase == "queue":
-            wait_s = self._plane.drain_wait_s(self.account.model)
-            self._refuse(Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s))
+            self.refuse(refusals.queue_timeout(self._plane.drain_wait_s(self.account.model)))
+        elif self._phase == "connect":
+            self.refuse(refusals.connect_failed())
         elif self._phase == "sent":
             self._plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s)
-            self._cut(Refusal(504, "first_byte_timeout", "The backend gave no answer in time.", may_have_run=True))
+            self._cut(refusals.first_byte_timeout())
         elif self._phase == "answer":
             self._check_answer(now_s)
 
     def _check_answer(self, now_s: float) -> None:
         what, due_s = overdue(self._plane.timeouts, now_s, self.account.arrived_s, self._heard_s, self._stalled_s)
         if what == "total":
-            self._cut(Refusal(504, "total_timeout", "The request took longer than the total limit.", may_have_run=True))
+            self._cut(refusals.total_timeout())
         elif what == "stalled":
             self.account.reason = "reads too slowly"
             self._client.abort()
         elif what == "silent":
             self._plane.fleet.failed(self._replica, "timeout", "stream went silent", None, now_s)
-            self._cut(Refusal(504, "idle_timeout", "The backend went silent in the middle of its answer.", may_have_run=True))
+            self._cut(refusals.idle_timeout())
         else:
             self._client.due_s = due_s
 
@@ -323,8 +323,7 @@ class Exchange:
     def drain_cut(self) -> None:
         """The gateway's drain limit is reached: whoever is still here gets one error."""
         if not self._settled:
-            ran = self._phase in ("sent", "answer")
-            self._cut(Refusal(503, "shutting_down", "The gateway is shutting down.", retry_after_s=1, may_have_run=ran))
+            self._cut(refusals.shutting_down(may_have_run=self._phase in ("sent", "answer")))
 
     def _cut(self, refusal: Refusal) -> None:
         """Leave the backend and tell the client, in whatever way is still possible."""
@@ -332,20 +331,21 @@ class Exchange:
         if self._answer is not None:
             self._fail(refusal.code, refusal.message, refusal)
         else:
-            self._refuse(refusal)
+            self.refuse(refusal)
 
     def _fail(self, code: str, message: str, refusal: Refusal | None = None) -> None:
         """The answer can't be completed."""
         answer = self._answer
         assert answer is not None
         if not answer.head_out:
-            self._refuse(refusal or Refusal(502, code, message, may_have_run=True))
+            self.refuse(refusal or Refusal(502, code, message, may_have_run=True))
         elif answer.fail(code, message):
             self._settle("failed_in_stream", code, keep_alive=False)
         else:
             self._settle("failed_in_stream", code, keep_alive=False, broken=True)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
+        """One error answer of ours; nothing is out yet."""
         if self._settled:
             return
         end: End = "failed_before_first_byte" if self.account.attempts and refusal.status >= 500 else "refused"

@@ -8,6 +8,7 @@ backend's documented not-started answer (429, 503), within the retry budget and 
 from typing import TYPE_CHECKING, Protocol
 
 from backends.base import Kind
+from gateway import refusals
 from gateway.accounts import Account
 from gateway.api import Refusal, unknown_model
 from gateway.dispatch import Ask, Hold
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     from gateway.server import DataPlane
 
 POISON_BACKENDS = 2
-
-
-def connect_failed() -> Refusal:
-    """The attempt got no connection; it did not run."""
-    return Refusal(502, "connect_failed", "No connection to the backend could be made.")
 
 
 class Seeker(Protocol):
@@ -63,8 +59,7 @@ class Placement:
         fleet = self._plane.fleet
         droppers = fleet.droppers(body_hash, self._plane.now())
         if len(droppers) >= POISON_BACKENDS:
-            message = "This request made several backends drop the connection; it is not sent to more of them for now."
-            raise Refusal(502, "request_breaks_backends", message, may_have_run=True)
+            raise refusals.breaks_backends()
         if any(r.name not in droppers for r in fleet.routable(self._ask.model, self._kind)):
             self._tried = droppers
 
@@ -90,8 +85,7 @@ class Placement:
         if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
             if not plane.fleet.knows(ask.model):
                 raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
-            message = f"No backend for {ask.model!r} is available."
-            raise Refusal(503, "no_backend", message, retry_after_s=plane.probe_wait_s())
+            raise refusals.no_backend(ask.model, plane.probe_wait_s())
         return False
 
     def offered(self) -> bool:
@@ -127,7 +121,7 @@ class Placement:
         except ConnectFailedError as error:
             plane.fleet.failed(replica, "timeout" if error.timed_out else "connect", str(error), None, plane.now())
             if not self._over:
-                self._not_run(connect_failed())
+                self._not_run(refusals.connect_failed())
             return
         if self._over:
             pool.returned(connection)
@@ -156,8 +150,7 @@ class Placement:
         others = plane.fleet.routable(ask.model, self._kind)
         if not any(r.name not in tried and r.open(now_s) for r in others) or not plane.retry_budget.spend():
             return False
-        refusal = Refusal(503, "overloaded", "All backends are overloaded.", retry_after_s=plane.probe_wait_s())
-        plane.loop.call_soon(self._retry, refusal)
+        plane.loop.call_soon(self._retry, refusals.overloaded(plane.probe_wait_s()))
         return True
 
     def _retry(self, refusal: Refusal) -> None:

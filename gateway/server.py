@@ -80,6 +80,7 @@ class DataPlane:
         self._tick = _LineTick(self)
         self._aliases = _aliases(config)
         self._idle = asyncio.Event()
+        self._tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
         return f"<DataPlane {len(self._clients)} connections, {len(self.line)} waiting, {self.fleet!r}>"
@@ -98,6 +99,7 @@ class DataPlane:
             self._accept, host, port, backlog=listen.backlog, reuse_port=listen.reuse_port or None, ssl=context
         )
         self._servers.append(server)
+        self.deadlines.start()
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(self, lambda client: Exchange(self, client))
@@ -154,7 +156,15 @@ class DataPlane:
         self._pools.pop(name).close()
 
     def _open_pool(self, spec: BackendSpec) -> None:
-        self._pools[spec.name] = BackendPool(spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec))
+        self._pools[spec.name] = BackendPool(
+            spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec), self._trust
+        )
+
+    def _trust(self) -> ssl.SSLContext:
+        """The trust store for https backends, read once."""
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     def address_check(self, spec: BackendSpec) -> AddressCheck:
         """What addresses this backend may have: free for declared ones, guarded for those added by REST."""
@@ -300,7 +310,12 @@ class DataPlane:
         """Run a short task that this plane owns."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.loop.call_exception_handler({"message": "a task of the data plane failed", "exception": error})
 
     def settled(self, account: Account) -> None:
         """A request has its end."""

@@ -10,19 +10,13 @@ import re
 import sqlite3
 from typing import get_args
 
-from gateway.addresses import check_url
+from gateway.addresses import check_url, sendable_key
 from gateway.config import BackendSpec, EngineName
 
 MODE = 0o600
 BUSY_S = 0.2
-KEY_CHARACTERS = 4096
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = "CREATE TABLE IF NOT EXISTS backends (name TEXT PRIMARY KEY, spec TEXT NOT NULL)"
-
-
-def sendable(key: str) -> bool:
-    """Whether a backend's key can go into a header: then it is nothing but a key."""
-    return len(key) <= KEY_CHARACTERS and key.isascii() and " " not in key and (key.isprintable() or not key)
 
 
 class StoreError(Exception):
@@ -153,7 +147,7 @@ def _check(name: str, row: dict[str, object]) -> None:
     if row["name"] != name or not NAME.fullmatch(name):
         raise ValueError("name is not a backend's")
     check_url(str(row["url"]), guarded=True)
-    if not sendable(str(row["api_key"])):
+    if not sendable_key(str(row["api_key"])):
         raise ValueError("api_key holds characters that a header cannot have")
     if row["engine"] not in get_args(EngineName):
         raise ValueError("engine is unknown")

@@ -156,6 +156,11 @@ class ClientConnection(asyncio.Protocol):
         return self._current is None and self._reading is None and not self._reader.in_head
 
     @property
+    def ending(self) -> bool:
+        """The connection ends after the present answer, which must say so."""
+        return self._closing
+
+    @property
     def first_in_line(self) -> bool:
         """Whether the request being read is answered next (so that 100 Continue cannot overtake an answer)."""
         return self._current is None

@@ -34,9 +34,11 @@ class ConnectFailedError(Exception):
 class BackendPool:
     """Connections to the backend at `url` (http or https, optionally with a path prefix)."""
 
-    def __init__(self, url: str, api_key: str, pool: Pool, limits: Limits, allowed: AddressCheck) -> None:
+    def __init__(
+        self, url: str, api_key: str, pool: Pool, limits: Limits, allowed: AddressCheck, tls: Callable[[], ssl.SSLContext]
+    ) -> None:
         parts = urlsplit(url)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = tls() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
         self._settings = pool
@@ -89,6 +91,8 @@ class BackendPool:
                 )
         except TimeoutError:
             raise ConnectFailedError("connecting to the backend took too long", timed_out=True) from None
+        except UnicodeError:  # a label of the host's name is too long
+            raise ConnectFailedError("the backend's host name is malformed") from None
         except OSError as error:
             raise ConnectFailedError(f"connecting to the backend failed: {error.strerror or type(error).__name__}") from None
         self._open += 1

@@ -17,6 +17,7 @@ WANTED = frozenset(
     + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
 )
 MAX_VALUE_BYTES = 65536
+_MAX_KEY_BYTES = 6 * max(map(len, WANTED))  # every character as \\uXXXX
 
 
 class BodyError(ValueError):
@@ -85,25 +86,29 @@ _TOP = re.compile(rb'["{}\[\],]').search
 _DEEP = re.compile(rb'["{}\[\]]').search
 _WINDOW = 65536
 _WINDOW_COST = 1024  # one empty window takes about as long as so many tokens
+_SLASHES = b"\\" * _WINDOW
+_SLASHES_PER_TOKEN = 256
 
 
 class Scan:
     """A resumable scan for the top-level members of a JSON object: `step` until it answers True, then read `spans`.
 
     It checks what routing needs (one object, balanced brackets of the right kind, terminated strings, depth), not the
-    whole grammar: the engine answers 400 to the rest. Raises BodyError.
+    whole grammar: the engine answers 400 to the rest. White space may run to 64 KiB around the members that are read.
+    Raises BodyError.
     """
 
-    __slots__ = ("_at", "_body", "_key", "_max_depth", "_stack", "_string_at", "_value_at", "spans")
+    __slots__ = ("_at", "_behind_key", "_body", "_key", "_max_depth", "_members", "_stack", "_string_at", "spans")
 
     def __init__(self, body: bytes, max_depth: int) -> None:
         self._body = body
         self._max_depth = max_depth
-        self._at = self._skip_space(0)
+        self._at = _spaces(body, 0, len(body))
         self._stack = bytearray()
         self._key = b""
-        self._value_at = -1
+        self._behind_key = -1
         self._string_at = -1
+        self._members: dict[str, Span] = {}
         self.spans: dict[str, Span] = {}
         if body[self._at : self._at + 1] != b"{":
             raise BodyError("the request body must be a JSON object in UTF-8")
@@ -129,9 +134,9 @@ class Scan:
                     self._string_at = -end
                     break
                 self._string_at = -1
-                if len(stack) == 1 and self._value_at < 0:
-                    at = self._take_key(at, end)
-                    continue
+                if len(stack) == 1 and self._behind_key < 0:
+                    self._key = body[at + 1 : end - 1] if end - at - 2 <= _MAX_KEY_BYTES else b""
+                    self._behind_key = end
                 at = end
             elif mark == 0x7B or mark == 0x5B:
                 stack.append(_OPEN[mark])
@@ -153,36 +158,31 @@ class Scan:
         self._at = at
         return False
 
-    def _take_key(self, at: int, end: int) -> int:
-        colon = self._skip_space(end)
-        if self._body[colon : colon + 1] != b":":
-            raise BodyError("a member of the request body has no value")
-        self._key = self._body[at + 1 : end - 1]
-        self._value_at = self._skip_space(colon + 1)
-        return self._value_at
-
     def _close_member(self, end: int) -> None:
-        if self._value_at < 0:
+        if self._behind_key < 0:
             return
-        if len(self._key) <= 64:
-            try:
-                key = orjson.loads(b'"' + self._key + b'"')
-            except orjson.JSONDecodeError:
-                key = ""
-            if key in WANTED:
-                value = self._body[self._value_at : end].rstrip(_SPACE)
-                self.spans[key] = (self._value_at, self._value_at + len(value))
-        self._value_at = -1
+        try:
+            key = orjson.loads(b'"' + self._key + b'"')
+        except orjson.JSONDecodeError:
+            key = ""
+        if key in WANTED:
+            self._members[key] = (self._behind_key, end)
+        self._behind_key = -1
 
     def _finish(self, at: int) -> None:
-        if self._body[at:].strip(_SPACE):
+        if len(self._body) - at > _WINDOW or self._body[at:].strip(_SPACE):
             raise BodyError("the request body holds more than one JSON value")
+        for key, (behind_key, end) in self._members.items():
+            self.spans[key] = self._value(behind_key, end)
 
-    def _skip_space(self, at: int) -> int:
+    def _value(self, behind_key: int, end: int) -> Span:
         body = self._body
-        while body[at : at + 1] in (b" ", b"\t", b"\r", b"\n"):
-            at += 1
-        return at
+        colon = behind_key + _spaces(body, behind_key, end)
+        if body[colon : colon + 1] != b":":
+            raise BodyError("a member of the request body has no value")
+        start = colon + 1 + _spaces(body, colon + 1, end)
+        tail = body[max(start, end - _WINDOW) : end]
+        return start, end - (len(tail) - len(tail.rstrip(_SPACE)))
 
     def fields(self) -> BodyFields:
         """The fields, once `step` has answered True."""
@@ -196,30 +196,39 @@ class Scan:
         return fields_of(parsed)
 
 
+def _spaces(body: bytes, start: int, end: int) -> int:
+    """How many white-space bytes follow from `start`, up to `end`; at most a window of them."""
+    window = body[start : min(end, start + _WINDOW)]
+    return len(window) - len(window.lstrip(_SPACE))
+
+
 def _string_end(body: bytes, opened: int, at: int, hops: int) -> tuple[int, int]:
     """Look for the closing quote of the string that opens at `opened`, on from `at`, over at most `hops` escaped ones.
 
     (index behind the quote, hops left), or (-index to go on from, 0).
     """
     while hops > 0:
-        hops -= 1
         at = body.find(b'"', at + 1)
         if at < 0:
             raise BodyError("the request body ends inside a string")
-        if body[at - 1] != 0x5C or _slashes(body, opened, at) % 2 == 0:
+        slashes = _slashes(body, opened, at) if body[at - 1] == 0x5C else 0
+        hops -= 1 + slashes // _SLASHES_PER_TOKEN
+        if slashes % 2 == 0:
             return at + 1, hops
     return -at, 0
 
 
 def _slashes(body: bytes, opened: int, at: int) -> int:
-    """How many backslashes stand directly before `at`."""
-    count = 0
+    """How many backslashes stand directly before `at`. Takes time by their number, not by the string's."""
+    count, size = 0, 64
     while True:
-        window = body[max(opened + 1, at - count - 1_048_576) : at - count]
-        run = len(window) - len(window.rstrip(b"\\"))
-        count += run
-        if run < len(window) or not window:
+        window = body[max(opened + 1, at - count - size) : at - count]
+        if window != _SLASHES[: len(window)]:
+            return count + len(window) - len(window.rstrip(b"\\"))
+        count += len(window)
+        if len(window) < size:
             return count
+        size = _WINDOW
 
 
 def scan(body: bytes, max_depth: int) -> Scan:
@@ -238,7 +247,8 @@ def replace(body: bytes, span: Span, value: bytes) -> bytes:
 def add_member(body: bytes, member: bytes) -> bytes:
     """`body` with `"key":value` put first into its object. The caller knows that the key is absent."""
     at = body.index(b"{") + 1
-    comma = b"" if body[at : at + 64].lstrip(_SPACE)[:1] == b"}" else b","
+    first = at + _spaces(body, at, len(body))
+    comma = b"" if body[first : first + 1] == b"}" else b","
     return b"".join((body[:at], member, comma, body[at:]))
 
 

@@ -1,0 +1,72 @@
+"""The refusals that happen on a request's way, each with its status, machine word and text in one place. Pure."""
+
+from gateway.api import Refusal
+
+
+def n_too_large(limit: int) -> Refusal:
+    """Too many answers asked for at once."""
+    return Refusal(400, "n_too_large", f"n and best_of may be at most {limit}.", param="n")
+
+
+def concurrency_limit() -> Refusal:
+    """The key's own limit."""
+    return Refusal(429, "concurrency_limit", "This key has all the requests it may have at once.", retry_after_s=1)
+
+
+def no_backend(model: str, wait_s: int) -> Refusal:
+    """Nobody who serves the model is up."""
+    return Refusal(503, "no_backend", f"No backend for {model!r} is available.", retry_after_s=wait_s)
+
+
+def queue_timeout(wait_s: int) -> Refusal:
+    """It waited as long as it may."""
+    return Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s)
+
+
+def overloaded(wait_s: int) -> Refusal:
+    """The backend that was asked said so, and no other was open."""
+    return Refusal(503, "overloaded", "All backends are overloaded.", retry_after_s=wait_s)
+
+
+def connect_failed() -> Refusal:
+    """The attempt got no connection; it did not run."""
+    return Refusal(502, "connect_failed", "No connection to the backend could be made.")
+
+
+def breaks_backends() -> Refusal:
+    """The poison rule."""
+    message = "This request made several backends drop the connection; it is not sent to more of them for now."
+    return Refusal(502, "request_breaks_backends", message, may_have_run=True)
+
+
+def backend_lost(malformed: bool) -> Refusal:
+    """The backend read the request and gave nothing that can be used."""
+    message = "The backend closed the connection without an answer; the request may be the cause, and may have run."
+    if malformed:
+        message = "The backend sent a malformed answer."
+    return Refusal(502, "backend_lost", message, may_have_run=True)
+
+
+def redirected() -> Refusal:
+    """Redirects are not followed, and their targets not told."""
+    return Refusal(502, "backend_redirected", "The backend answered with a redirect.", may_have_run=True)
+
+
+def first_byte_timeout() -> Refusal:
+    """Nothing came."""
+    return Refusal(504, "first_byte_timeout", "The backend gave no answer in time.", may_have_run=True)
+
+
+def total_timeout() -> Refusal:
+    """The overall limit."""
+    return Refusal(504, "total_timeout", "The request took longer than the total limit.", may_have_run=True)
+
+
+def idle_timeout() -> Refusal:
+    """It began, then nothing more came."""
+    return Refusal(504, "idle_timeout", "The backend went silent in the middle of its answer.", may_have_run=True)
+
+
+def shutting_down(may_have_run: bool) -> Refusal:
+    """The drain limit is over."""
+    return Refusal(503, "shutting_down", "The gateway is shutting down.", retry_after_s=1, may_have_run=may_have_run)
