@@ -274,9 +274,7 @@ class Exchange:
         if self._answer is not None:
             self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
             return
-        closed = "The backend closed the connection without an answer; the request may be the cause, and may have run."
-        said = closed if how == "reset" else "The backend sent a malformed answer."
-        self.refuse(Refusal(502, "backend_lost", said, may_have_run=True))
+        self.refuse(refusals.backend_lost(malformed=how == "protocol"))
 
     # -- deadlines and ends
 
