@@ -228,7 +228,7 @@ def _slashes(body: bytes, opened: int, at: int) -> int:
         count += len(window)
         if len(window) < size:
             return count
-        size = _WINDOW
+        size = min(8 * size, _WINDOW)
 
 
 def scan(body: bytes, max_depth: int) -> Scan:
