@@ -18,6 +18,11 @@ _PROBE_GAP_S = 0.2
 _PROBE_TIMEOUT_S = 2.0
 # 96 blocks of 128 tokens at 23,040 bytes a token (SmolLM2-135M: 30 layers, 3 KV heads of 64, bf16), rounded up.
 _KV_BYTES = 300_000_000
+# Asks Linux for SIGTERM when the process that started it is gone, however that ended, and becomes the server. Without
+# it a parent that is killed leaves gigabytes of engine behind. (1 is PR_SET_PDEATHSIG; exec keeps it.)
+_END_WITH_PARENT = (
+    "import ctypes, os, signal, sys\nctypes.CDLL(None).prctl(1, signal.SIGTERM)\nos.execv(sys.argv[1], sys.argv[1:])\n"
+)
 _SETUP = "tests/engine/setup.sh"
 
 
@@ -103,12 +108,18 @@ class LocalVllm:
         """Whether the API server process is there (it may not be ready yet)."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def pid(self) -> int:
+        """Of the API server, which leads the process group. It must have been started."""
+        assert self._process is not None, "start() first"
+        return self._process.pid
+
     async def start(self) -> None:
         """Start the process; its output goes to the end of the log file."""
         assert not self.running, f"{self!r} is already running"
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self.launch.command(),
+                *(str(self.launch.python), "-c", _END_WITH_PARENT, *self.launch.command()),
                 env=self.launch.environment(self._inherited),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -143,9 +154,8 @@ class LocalVllm:
             await self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
         except ProcessLookupError:
             return
 

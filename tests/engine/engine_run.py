@@ -186,6 +186,7 @@ class Gateway:
                 start_new_session=True,
             )
         wait_until(self._is_ready, 30.0, "the gateway's /readyz answers 200")
+        wait_until(self._has_all, 30.0, "all backends are routable")
 
     def _is_ready(self) -> bool:
         assert self._process is not None
@@ -195,6 +196,11 @@ class Gateway:
             return ask(self.target, "GET", "/readyz").status == 200
         except OSError:
             return False
+
+    def _has_all(self) -> bool:
+        backends = ask(self.admin, "GET", "/admin/backends").json()["backends"]
+        assert isinstance(backends, list)
+        return all(backend["routable"] for backend in backends)
 
     def stop(self) -> int:
         """End it as a service manager does; its exit code."""
