@@ -1,0 +1,185 @@
+"""The mixed load of the soak: workers, the weather of network faults, and one judgement per epoch. Shell.
+
+Between epochs everything comes to rest: the ledgers are judged and cleared, the gateway's memory and descriptors are
+read. So a run of any length needs bounded memory of its own, and a leak shows as a slope over epochs.
+"""
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from tests.faults.checker import Breach, Kind, Verdict, View, check
+from tests.faults.client import Connection, connect
+from tests.faults.ledger import STAY, ClientRecord, Request
+from tests.faults.mix import draw, network_faults, right
+from tests.faults.rig import GatewayProcess, Group, Rig
+
+MODEL = "mix"
+WORKERS = 64
+LIMIT_S = 20.0
+REST_S = 20.0
+WEATHER_S = 1.0
+PIPELINED = 0.02
+AFTER_S = 1.0  # connections that a fault has left in a pool are closed when it ends, and may meet a request just then
+SETTINGS = """
+[timeouts]
+# shipped defaults except these: hangs must end within seconds, not minutes, for a run of minutes to hold many
+connect_s = 1.0
+first_byte_s = 1.5
+unary_s = 1.5
+idle_s = 1.5
+write_stall_s = 3.0
+"""
+
+
+@dataclass(slots=True)
+class SoakResult:
+    """What the epochs gave. `memory_mib`: at rest, after each epoch; the first is the warm-up's."""
+
+    verdict: Verdict = field(default_factory=Verdict)
+    memory_mib: list[float] = field(default_factory=list)
+    epoch_requests: list[int] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    faults_armed: int = 0
+    descriptors_base: int = 0
+    descriptors_end: int = 0
+
+    @property
+    def growth_mib(self) -> float:
+        """MiB per 100,000 requests after the warm-up: the least-squares slope over the epochs."""
+        at, points, total = [], self.memory_mib, 0
+        for count in self.epoch_requests:
+            total += count
+            at.append(total / 100_000)
+        if len(points) < 2:
+            return 0.0
+        mean_at, mean_mib = sum(at) / len(at), sum(points) / len(points)
+        spread = sum((x - mean_at) ** 2 for x in at)
+        return sum((x - mean_at) * (y - mean_mib) for x, y in zip(at, points, strict=True)) / spread
+
+
+class Soak:
+    """See the module's words."""
+
+    def __init__(self, rig: Rig, seed: int, log: Callable[[str], None]) -> None:
+        self._rig = rig
+        self._log = log
+        self._rng = Random(seed)
+        self._faults = network_faults()
+        self._next = 0
+        self._left = 0
+        self.result = SoakResult()
+
+    @property
+    def _group(self) -> Group:
+        return self._rig.groups[MODEL]
+
+    async def run(self, requests: int, warm_up: int, epoch: int) -> None:
+        """A warm-up, then `requests` more, in epochs."""
+        gateway = self._rig.gateway
+        assert isinstance(gateway, GatewayProcess)
+        await self._quiet()
+        self.result.descriptors_base = gateway.descriptors()
+        sizes = [warm_up, *([epoch] * (requests // epoch)), requests % epoch]
+        for number, size in enumerate(filter(None, sizes)):
+            await self._epoch(size)
+            self.result.memory_mib.append(gateway.memory_mib())
+            self.result.epoch_requests.append(size)
+            if number == 1:
+                gateway.reload()
+        self.result.descriptors_end = await self._closed(gateway)
+
+    async def _closed(self, gateway: GatewayProcess) -> int:
+        """Descriptors at rest, once the backends have closed what idles."""
+        for proxy in self._group.proxies:
+            proxy.close_idle()
+        await self._quiet()
+        return gateway.descriptors()
+
+    async def _quiet(self) -> None:
+        await self._rig.at_rest(REST_S)
+        await self._rig.ready([self._group], REST_S)
+
+    async def _epoch(self, size: int) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        self._left = size
+        over = asyncio.Event()
+        weather = asyncio.create_task(self._weather(over))
+        await asyncio.gather(*(self._worker() for _ in range(WORKERS)))
+        over.set()
+        await weather
+        loaded_s = loop.time() - started_s
+        try:
+            await self._quiet()
+        except TimeoutError as error:
+            self.result.verdict.breaches.append(Breach("-", "orphan", str(error)))
+        ids = list(self._rig.ledgers.clients)
+        await self._rig.settled_for(ids, REST_S)
+        self._judge()
+        self._log(f"{self._next} requests, {size / loaded_s:.0f} per second, {len(self.result.verdict.breaches)} breaches")
+        gc.collect()
+
+    async def _weather(self, over: asyncio.Event) -> None:
+        """A fault somewhere, always: another one at another proxy every second."""
+        while not over.is_set():
+            proxy = self._rng.choice(self._group.proxies)
+            proxy.arm(self._rng.choice(self._faults))
+            self.result.faults_armed += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), WEATHER_S)
+            proxy.disarm()
+
+    # -- load
+
+    async def _worker(self) -> None:
+        connection: Connection | None = None
+        while self._left > 0:
+            batch = self._batch()
+            if connection is None or not connection.usable or batch[0].plan.fresh:
+                if connection is not None:
+                    connection.close()
+                connection = await connect(self._rig.port, self._rig.ledgers)
+            await connection.ask(batch, LIMIT_S)
+        if connection is not None:
+            connection.close()
+
+    def _batch(self) -> list[Request]:
+        """One request, or a few for one write."""
+        first = self._draw()
+        if first.plan != STAY or self._rng.random() > PIPELINED:
+            return [first]
+        more = [self._draw() for _ in range(self._rng.randrange(1, 4))]
+        return [
+            first,
+            *(
+                replace(one, plan=replace(one.plan, leave="", stall_s=0.0, drip=0, expects_continue=False, pipelined=True))
+                for one in more
+            ),
+        ]
+
+    def _draw(self) -> Request:
+        self._left -= 1
+        self._next += 1
+        return draw(self._rng, f"s{self._next:x}", MODEL)
+
+    # -- judgement
+
+    def _judge(self) -> None:
+        ledgers = self._rig.ledgers
+
+        def allowed(record: ClientRecord, seen: View) -> frozenset[Kind]:
+            one = record.request
+            near = [w for w in ledgers.windows if w.start_s <= record.ended_s and record.sent_s <= w.end_s + AFTER_S]
+            kinds = right(one, ledgers.touches.get(one.id, []), one.id in ledgers.runs, near)
+            if seen.code in ("no_backend", "queue_timeout", "queue_full") and one.id not in ledgers.runs:
+                self.result.refused[seen.code] += 1  # an honest refusal while no backend is up
+                kinds |= {"error"}
+            return kinds
+
+        self.result.verdict.add(check(ledgers, allowed))
+        ledgers.clear()
