@@ -134,7 +134,7 @@ class Health:
     timeout_s: float = 2.0
     failures: int = 3
     wedge_s: float = 120.0
-    poison_ttl_s: float = 60.0
+    poison_ttl_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

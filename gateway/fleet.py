@@ -5,13 +5,14 @@ failures, time-outs, resets and 5xx count, never a 4xx or a client that left, an
 after another drop the connection is held against itself, not against them (the poison rule).
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from backends.base import Identity, Kind
 from gateway.config import BackendSpec, Health
+from gateway.suspicion import Suspicion
 
 State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
 Failure = Literal["connect", "timeout", "reset", "status"]
@@ -24,7 +25,6 @@ MOVES: dict[State, frozenset[State]] = {
     "swapping": frozenset(("ready", "asleep", "down", "draining")),
     "draining": frozenset(("starting",)),
 }
-POISON_HASHES = 1024
 ROUTES_CACHED = 4096
 TRANSITIONS_KEPT = 256
 
@@ -96,7 +96,7 @@ class Fleet:
         self._health = health
         self._replicas: dict[str, Replica] = {}
         self._routes: dict[tuple[str, Kind], tuple[Replica, ...]] = {}
-        self._dropped: OrderedDict[int, tuple[float, set[str]]] = OrderedDict()
+        self._suspicion = Suspicion(health.poison_ttl_s)
         self._transitions: deque[Transition] = deque(maxlen=TRANSITIONS_KEPT)
         self.version = 0
 
@@ -258,9 +258,8 @@ class Fleet:
             replica.suspects.clear()
             if replica.state == "ready":
                 replica.reason = ""
-        if self._dropped and body_hash is not None:
-            _, names = self._dropped.pop(body_hash, (0.0, set()))
-            for name in names - {replica.name}:
+        if self._suspicion and body_hash is not None:
+            for name in self._suspicion.works(body_hash) - {replica.name}:
                 blamed = self._replicas.get(name)
                 if blamed is not None and blamed.state == "ready":
                     self._count_failure(blamed, "dropped a request that works elsewhere")
@@ -274,7 +273,7 @@ class Fleet:
         replica.failed_total += 1
         replica.trial = False
         if kind == "reset" and body_hash is not None:
-            self._remember_drop(body_hash, replica.name, now_s)
+            self._suspicion.dropped(body_hash, replica.name, now_s)
             if body_hash in replica.suspects:
                 return  # the same request again: no news about the backend
             replica.suspects.add(body_hash)
@@ -291,23 +290,17 @@ class Fleet:
             self._move(replica, "down", "in flight but no token")
 
     def droppers(self, body_hash: int, now_s: float) -> frozenset[str]:
-        """Backends that dropped this very body lately."""
-        at_s, names = self._dropped.get(body_hash, (0.0, set()))
-        return frozenset(names) if names and now_s - at_s <= self._health.poison_ttl_s else frozenset()
+        """Backends that dropped this very body lately, as far as that speaks against the body."""
+        return self._suspicion.droppers(body_hash, now_s)
 
     @property
     def has_drops(self) -> bool:
         """Whether any body is under suspicion (so that hashing a body is worth its cost)."""
-        return bool(self._dropped)
+        return bool(self._suspicion)
 
-    def _remember_drop(self, body_hash: int, name: str, now_s: float) -> None:
-        _, names = self._dropped.pop(body_hash, (0.0, set()))
-        names.add(name)
-        self._dropped[body_hash] = (now_s, names)
-        while len(self._dropped) > POISON_HASHES or (
-            self._dropped and now_s - next(iter(self._dropped.values()))[0] > self._health.poison_ttl_s
-        ):
-            self._dropped.popitem(last=False)
+    def forget(self, now_s: float) -> None:
+        """Drop what is too old to matter."""
+        self._suspicion.forget(now_s)
 
     def _count_failure(self, replica: Replica, reason: str) -> bool:
         """True when that opened the breaker."""

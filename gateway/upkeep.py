@@ -126,6 +126,7 @@ class Upkeep:
             now_s = self._plane.now()
             for pool in self._plane.pools():
                 pool.sweep(now_s)
+            self._plane.fleet.forget(now_s)
             self._find_wedged(now_s)
             self._finish_drains(now_s)
             if self._each_round is not None:

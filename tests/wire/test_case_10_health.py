@@ -1,6 +1,7 @@
 """Failure cases, section 10: what counts against a backend, and how it leaves and comes back."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import looptime
@@ -82,6 +83,7 @@ class Load:
 
     def __init__(self, rig: Rig, clients: int) -> None:
         self._rig = rig
+        self._number = itertools.count()
         self._tasks = [asyncio.create_task(self._client(i % 2 == 0)) for i in range(clients)]
         self.statuses: list[int] = []
         self.times_s: list[float] = []
@@ -89,7 +91,7 @@ class Load:
 
     async def _client(self, stream: bool) -> None:
         while not self._stop:
-            answer = await self._rig.ask(chat(stream=stream))
+            answer = await self._rig.ask(chat(f"question {next(self._number)}", stream=stream))
             assert answer.status != 200 or answer.whole
             assert answer.status != 503 or b"retry-after" in answer.headers
             self.statuses.append(answer.status)
