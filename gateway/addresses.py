@@ -1,10 +1,10 @@
 """What a backend's address may look like. Pure: nothing is resolved or fetched here."""
 
+import re
 from urllib.parse import urlsplit
 
 ALLOWED_LOW_PORTS = (80, 443)
-
-
+_NETLOC = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 KEY_CHARACTERS_MAX = 4096
 
 
@@ -21,8 +21,8 @@ def check_url(url: str, guarded: bool) -> None:
     """Raises AddressError unless `url` is a plain http(s) base URL. `guarded`: for URLs that come by REST."""
     if any(c in url for c in "\\ \t\r\n#?") or not url.isascii() or not url.isprintable():
         raise AddressError("The URL holds characters that a base URL cannot have.")
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
         host = parts.hostname
     except ValueError:
@@ -31,5 +31,7 @@ def check_url(url: str, guarded: bool) -> None:
         raise AddressError("The URL must be http://host[:port] or https://host[:port].")
     if parts.username is not None or parts.password is not None:
         raise AddressError("Credentials do not belong in the URL; use api_key.")
+    if not _NETLOC.fullmatch(parts.netloc):
+        raise AddressError("The URL's host or port is malformed.")
     if guarded and port is not None and port < 1024 and port not in ALLOWED_LOW_PORTS:
         raise AddressError("Ports below 1024 are not allowed, but for 80 and 443.")
