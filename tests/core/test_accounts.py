@@ -1,0 +1,30 @@
+"""The figures of one finished request."""
+
+import pytest
+
+from gateway.accounts import Account
+
+
+@pytest.mark.parametrize(
+    ("times", "ttft_s", "queue_s"),
+    [
+        ({}, -1.0, -1.0),
+        ({"accepted_s": 10.5}, -1.0, -1.0),
+        ({"accepted_s": 10.5, "dispatched_s": 12.0}, -1.0, 1.5),
+        ({"accepted_s": 10.5, "dispatched_s": 12.0, "first_byte_s": 12.25}, 2.25, 1.5),
+        ({"accepted_s": 10.0, "dispatched_s": 10.0, "first_byte_s": 10.0}, 0.0, 0.0),
+    ],
+)
+def test_times(times: dict[str, float], ttft_s: float, queue_s: float) -> None:
+    account = Account(10.0)
+    for name, value in times.items():
+        setattr(account, name, value)
+    assert (account.ttft_s, account.queue_s) == (ttft_s, queue_s)
+
+
+def test_an_account_starts_as_the_worst_end_and_shares_nothing() -> None:
+    one, other = Account(1.0), Account(2.0)
+    one.end, one.status, one.model = "complete", 200, "m"
+    assert (other.end, other.status, other.model, other.prompt_tokens) == ("client_gone", 0, "", -1)
+    one.request_id, one.route = "r-1", "chat"
+    assert repr(one) == "<Account r-1 chat m 200 complete>"
