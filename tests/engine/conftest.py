@@ -7,6 +7,7 @@ LEEWAY_PYTHON the interpreter that runs the gateway (default: the one that runs 
 
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anthropic
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from tests.engine.engine_http import Target
+from tests.engine.engine_record import Recorder
 from tests.engine.engine_run import (
     GENERATE_ARGS,
     GENERATE_ENV,
@@ -77,15 +79,37 @@ def servers(engines: Engines) -> Iterator[Servers]:
         stop_all(engines.portal, every)
 
 
+@contextmanager
+def running(gateway: Gateway) -> Iterator[Gateway]:
+    try:
+        gateway.start()
+        yield gateway
+    finally:
+        code = gateway.stop()
+    assert code == 0, f"the gateway ended with {code}"
+
+
 @pytest.fixture(scope="session")
 def gateway(folder: Path, servers: Servers) -> Iterator[Gateway]:
-    running = Gateway(folder, [*servers.generating, servers.embed])
-    try:
-        running.start()
-        yield running
-    finally:
-        code = running.stop()
-    assert code == 0, f"the gateway ended with {code}"
+    """The gateway in front of all three."""
+    backends = {server.name: server.url for server in (*servers.generating, servers.embed)}
+    with running(Gateway(folder, "gateway", backends)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def recorder(servers: Servers) -> Iterator[Recorder]:
+    """What one engine was asked and said."""
+    made = Recorder(servers.smol_a.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path, recorder: Recorder) -> Iterator[Target]:
+    """A gateway of its own in front of the recorder."""
+    with running(Gateway(folder, "recorded", {"recorder": recorder.url})) as started:
+        yield started.target
 
 
 @pytest.fixture(scope="session")

@@ -140,35 +140,23 @@ def stop_all(portal: Portal, servers: list[Server]) -> None:
 
 
 class Gateway:
-    """`gateway serve` in front of the given servers, from the project's own environment, as a user starts it."""
+    """`gateway serve` in front of backends (name -> URL), from the project's own environment, as a user starts it."""
 
-    def __init__(self, folder: Path, servers: list[Server]) -> None:
+    def __init__(self, folder: Path, name: str, backends: dict[str, str]) -> None:
         self.key, self.admin_key = "client-key-of-the-tests", "admin-key-of-the-tests"
         data, control = free_port(), free_port()
         self.target = Target(f"http://127.0.0.1:{data}", self.key)
         self.admin = Target(f"http://127.0.0.1:{control}", self.admin_key)
-        self.log_path = folder / "gateway.log"
-        self._file = folder / "gateway.toml"
-        self._file.write_text(self._toml(data, control, servers))
+        self.log_path = folder / f"{name}.log"
+        self._file = folder / f"{name}.toml"
+        self._file.write_text(self._toml(data, control, backends))
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _toml(self, data: int, control: int, servers: list[Server]) -> str:
-        lines = [
-            "[listen]",
-            f'data = "127.0.0.1:{data}"',
-            f'control = "127.0.0.1:{control}"',
-        ]
-        for server in servers:
-            lines += [
-                "[[backends]]",
-                f'name = "{server.name}"',
-                f'url = "{server.url}"',
-                'engine = "vllm"',
-            ]
-        lines += [
-            "[[keys]]",
-            f'sha256 = "{hashlib.sha256(self.key.encode()).hexdigest()}"',
-        ]
+    def _toml(self, data: int, control: int, backends: dict[str, str]) -> str:
+        lines = ["[listen]", f'data = "127.0.0.1:{data}"', f'control = "127.0.0.1:{control}"']
+        for name, url in backends.items():
+            lines += ["[[backends]]", f'name = "{name}"', f'url = "{url}"', 'engine = "vllm"']
+        lines += ["[[keys]]", f'sha256 = "{hashlib.sha256(self.key.encode()).hexdigest()}"']
         return "\n".join(lines) + "\n"
 
     def start(self) -> None:
@@ -203,8 +191,9 @@ class Gateway:
         return all(backend["routable"] for backend in backends)
 
     def stop(self) -> int:
-        """End it as a service manager does; its exit code."""
-        assert self._process is not None
+        """End it as a service manager does; its exit code (0 if it was never started)."""
+        if self._process is None:
+            return 0
         self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(20.0)
