@@ -9,7 +9,7 @@ import openai
 import pytest
 import uvloop
 
-from gateway.config import Timeouts
+from gateway.config import Health, Timeouts
 from tests.wire.kit import CONFIG, Rig, chat, run, virtual_pause
 from tests.wire.scripted import DONE, FINISH, STREAM, Call, chunk, event
 
@@ -92,7 +92,7 @@ def test_case_1_3_a_backend_silent_for_long_with_default_limits() -> None:
             parts = [part.choices[0].delta.content async for part in stream]
         assert "".join(filter(None, parts)) == "hello"
 
-    run(case, on=looptime.new_event_loop, limit_s=3600)
+    run(case, replace(CONFIG, health=Health(interval_s=30.0)), on=looptime.new_event_loop, limit_s=3600)
 
 
 @pytest.mark.parametrize("cut", ["clean end", "closed", "reset", "silence"])
