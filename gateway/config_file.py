@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 import tomllib
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,6 @@ from pydantic import (
     SecretStr,
     ValidationError,
     create_model,
-    model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -55,8 +55,14 @@ def _url(text: str) -> str:
     return text
 
 
+def _network(text: str) -> str:
+    ip_network(text)
+    return text
+
+
 Address = Annotated[str, AfterValidator(_address)]
 Url = Annotated[str, AfterValidator(_url)]
+Network = Annotated[str, AfterValidator(_network)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -80,7 +86,7 @@ class BackendSection(_Section):
     max_in_flight: int = Field(1024, ge=1, le=1_000_000)
 
     def record(self, declared: bool = True) -> BackendSpec:
-        """As the gateway uses it. Raises ValueError when the key file can't be read."""
+        """As the gateway uses it. Raises ValueError (`key: reason`) when its key can't be read or sent."""
         return BackendSpec(
             name=self.name,
             url=self.url.rstrip("/"),
@@ -88,7 +94,7 @@ class BackendSection(_Section):
             models=tuple(self.models),
             weight=self.weight,
             labels=tuple(sorted(self.labels.items())),
-            api_key=_header_secret(self.name, _secret(self.api_key, self.api_key_file)),
+            api_key=_header_secret(_secret(self.api_key, self.api_key_file, "api_key_file")),
             max_in_flight=self.max_in_flight,
             declared=declared,
         )
@@ -188,16 +194,8 @@ class AdminSection(_Section):
     key: SecretStr = SecretStr("")
     key_file: str = ""
     state_file: str = ""
-    networks: list[str] = list(records.Admin().networks)
+    networks: list[Network] = list(records.Admin().networks)
     backends_max: int = Field(1024, ge=1, le=100_000)
-
-    @model_validator(mode="after")
-    def _networks_parse(self) -> "AdminSection":
-        from ipaddress import ip_network
-
-        for network in self.networks:
-            ip_network(network)
-        return self
 
 
 class GatewaySettings(BaseSettings):
@@ -231,44 +229,51 @@ class GatewaySettings(BaseSettings):
         """Environment over file."""
         return env_settings, init_settings
 
-    @model_validator(mode="after")
-    def _names(self) -> "GatewaySettings":
-        """No two backends with one name; no alias that is a model or somebody else's alias."""
-        seen: set[str] = set()
-        for backend in self.backends:
-            if backend.name in seen:
-                raise ValueError(f"two backends are named {backend.name!r}")
-            seen.add(backend.name)
-        owners: dict[str, str] = {}
-        served = {model for backend in self.backends for model in backend.models} | set(self.models)
-        for name, spec in self.models.items():
-            for alias in spec.aliases:
-                if alias in served:
-                    raise ValueError(f"alias {alias!r} of {name!r} is the name of a model itself")
-                if alias in owners:
-                    raise ValueError(f"alias {alias!r} is claimed by both {owners[alias]!r} and {name!r}")
-                owners[alias] = name
-        return self
+
+def _clashes(settings: GatewaySettings) -> list[str]:
+    """Two backends with one name, a key given twice, an alias that is a model or somebody else's alias."""
+    names = [backend.name for backend in settings.backends]
+    problems = [f"backends.{i}.name: two backends are named {names[i]!r}" for i in _repeated(names)]
+    problems += [f"keys.{i}.sha256: this key is given twice" for i in _repeated([k.sha256.lower() for k in settings.keys])]
+    owners: dict[str, str] = {}
+    served = {model for backend in settings.backends for model in backend.models} | set(settings.models)
+    for name, spec in settings.models.items():
+        for alias in spec.aliases:
+            if alias in served:
+                problems.append(f"models.{name}.aliases: alias {alias!r} of {name!r} is the name of a model itself")
+            elif alias in owners:
+                problems.append(f"models.{name}.aliases: alias {alias!r} is claimed by both {owners[alias]!r} and {name!r}")
+            owners[alias] = name
+    return problems
 
 
-def _secret(value: SecretStr, path: str) -> str:
+def _repeated(values: list[str]) -> list[int]:
+    """Where a value stands that stood before."""
+    first = {value: at for at, value in reversed(list(enumerate(values)))}
+    return [at for at, value in enumerate(values) if first[value] != at]
+
+
+def _secret(value: SecretStr, path: str, key: str) -> str:
     if value.get_secret_value() or not path:
         return value.get_secret_value()
     try:
         return Path(path).read_text().strip()
     except OSError as error:
-        raise ValueError(f"cannot read the secret file {path}: {error.strerror}") from None
+        raise ValueError(f"{key}: cannot read the secret file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{key}: the secret file {path} is not UTF-8") from None
 
 
 def _admin_key(admin: AdminSection) -> str:
     """LEEWAY_ADMIN_KEY, its _FILE, the file's own; "" when the gateway is to make one (in key_file, if that is new)."""
-    named = os.environ.get("LEEWAY_ADMIN_KEY", "") or _secret(SecretStr(""), os.environ.get("LEEWAY_ADMIN_KEY_FILE", ""))
-    return named or _secret(admin.key, admin.key_file if os.path.exists(admin.key_file) else "")
+    key, path = SecretStr(os.environ.get("LEEWAY_ADMIN_KEY", "")), os.environ.get("LEEWAY_ADMIN_KEY_FILE", "")
+    own_path = admin.key_file if os.path.exists(admin.key_file) else ""
+    return _secret(key, path, "LEEWAY_ADMIN_KEY_FILE") or _secret(admin.key, own_path, "admin.key_file")
 
 
-def _header_secret(name: str, key: str) -> str:
+def _header_secret(key: str) -> str:
     if not sendable_key(key):
-        raise ValueError(f"backends.{name}.api_key: a key may only hold visible ASCII characters, at most 4096")
+        raise ValueError("api_key: a key may only hold visible ASCII characters, at most 4096")
     return key
 
 
@@ -285,23 +290,46 @@ def load(path: str | None) -> GatewayConfig:
             raise ConfigError(f"{path}: not UTF-8") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: {error}") from None
+    problems = _unknown_variables() + [f"{where}: {name}: no such option" for name in document if name.startswith("_")]
     try:
-        return build(GatewaySettings(**document))
+        settings = GatewaySettings(**{name: value for name, value in document.items() if not name.startswith("_")})
+        built = build(settings)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{where}: {line}" for line in explain(error))) from None
+        problems += explain(error, where)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        problems += [f"{where}: {line}" for line in str(error).splitlines()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return built
 
 
-def explain(error: ValidationError) -> list[str]:
-    """Every problem as `key: reason`."""
+def _unknown_variables() -> list[str]:
+    """LEEWAY_SECTION__KEY of no section. Others are left alone: an orchestrator sets LEEWAY_PORT and the like itself."""
+    nested = [name for name in os.environ if name.upper().startswith("LEEWAY_") and "__" in name]
+    known = GatewaySettings.model_fields
+    return [f"environment: {n}: no such section" for n in nested if n[7:].partition("__")[0].lower() not in known]
+
+
+def explain(error: ValidationError, where: str) -> list[str]:
+    """Every problem as `file or variable: key: reason`. What was given is shown only where it can't be a secret."""
     lines = []
     for problem in error.errors(include_url=False):
-        key = ".".join(str(part) for part in problem["loc"]) or "(file)"
+        key = ".".join(str(part) for part in problem["loc"])
         given = problem.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and "key" not in key else ""
-        lines.append(f"{key}: {problem['msg']}{shown}")
+        secret = "key" in key or problem["type"] == "extra_forbidden" or "@" in str(given)
+        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and not secret else ""
+        lines.append(f"{_source(problem['loc'], where)}: {key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
     return lines
+
+
+def _source(loc: tuple[int | str, ...], where: str) -> str:
+    """The environment variable that set this key, if one did, else the file."""
+    set_here = {name.upper() for name in os.environ}
+    for count in range(1, len(loc) + 1):
+        name = "LEEWAY_" + "__".join(str(part).upper() for part in loc[:count])
+        if name in set_here:
+            return f"environment: {name}"
+    return where
 
 
 def _plain(section: Any) -> dict[str, Any]:
@@ -309,11 +337,24 @@ def _plain(section: Any) -> dict[str, Any]:
 
 
 def build(settings: GatewaySettings) -> GatewayConfig:
-    """Settings to records. Raises ValueError for unreadable secret files."""
+    """Settings to records. Raises ValueError (a line `key: reason` for each problem) for clashes and unreadable secrets."""
     admin = settings.admin
+    problems = _clashes(settings)
+    backends, admin_key = [], ""
+    for index, section in enumerate(settings.backends):
+        try:
+            backends.append(section.record())
+        except ValueError as error:
+            problems.append(f"backends.{index}.{error}")
+    try:
+        admin_key = _admin_key(admin)
+    except ValueError as error:
+        problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
     return GatewayConfig(
         listen=records.Listen(**_plain(settings.listen)),
-        backends=tuple(section.record() for section in settings.backends),
+        backends=tuple(backends),
         models=tuple(ModelSpec(name, s.policy, s.d, tuple(s.aliases)) for name, s in settings.models.items()),
         keys=tuple(section.record() for section in settings.keys),
         limits=records.Limits(**_plain(settings.limits)),
@@ -324,7 +365,7 @@ def build(settings: GatewaySettings) -> GatewayConfig:
         pool=records.Pool(**_plain(settings.pool)),
         log=records.Log(**_plain(settings.log)),
         admin=records.Admin(
-            key=_admin_key(admin),
+            key=admin_key,
             key_file=admin.key_file,
             state_file=admin.state_file,
             networks=tuple(admin.networks),
