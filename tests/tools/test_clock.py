@@ -26,13 +26,21 @@ def _body(stream: bool) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
 
 
+# Under libfaketime 0.9.10 Python's time.sleep fails with EINVAL, and subprocess waits by it for the child that checks the
+# configuration. Python runs a module of this name at its start.
+SITE = ("sitecustomize.py", "import threading\nimport time\n\ntime.sleep = threading.Event().wait\n")
+
+
 class Wall:
     """The wall clock of a program under libfaketime: a file that holds its distance from the true time."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "wall"
         self.set(0)
+        name, code = SITE
+        (folder / name).write_text(code)
         self.environment = {
+            "PYTHONPATH": str(folder),
             "LD_PRELOAD": find_library("faketime/libfaketime.so.1", "libfaketime"),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
