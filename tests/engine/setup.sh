@@ -26,6 +26,11 @@ if ! is_done "$environment" "$wanted"; then
     if [ -e "$environment/pyvenv.cfg" ]; then clear=(--clear); fi
     "${PYTHON:-python3}" -m venv "${clear[@]}" "$environment"
     "$environment/bin/pip" install -q --disable-pip-version-check --no-deps -r "$lock"
+    if ! "$environment/bin/python" -c "import sys, torch; sys.exit(torch.version.cuda is not None)" 2>/dev/null; then
+        echo "pip took a torch that is not the CPU build (or does not load): add PyTorch's CPU package index by" >&2
+        echo "PIP_EXTRA_INDEX_URL and run this again; requirements/engine.lock says more" >&2
+        exit 1
+    fi
     echo "$wanted" >"$environment/.leeway-stamp"
 fi
 
