@@ -185,7 +185,10 @@ class ClientConnection(asyncio.Protocol):
         elif self._closing or not keep_alive or self._host.draining:
             self.close()
         elif self._pipeline:
-            asyncio.get_running_loop().call_soon(self._next)
+            # its turn is now, so that no later request overtakes it; it begins on a clean stack
+            following = self._current = self._pipeline.popleft()
+            self.due_s = NEVER
+            asyncio.get_running_loop().call_soon(self._begin, following)
         elif not self._reader.in_head and self._reading is None:
             self.due_s = self._host.deadlines.now_s + self._host.timeouts.keep_alive_s
         else:
@@ -246,14 +249,14 @@ class ClientConnection(asyncio.Protocol):
         self.due_s = NEVER
         exchange.begin()
 
-    def _next(self) -> None:
-        if self._current is None and self._pipeline and not self._closing:
-            self._start(self._pipeline.popleft())
+    def _begin(self, exchange: Exchange) -> None:
+        if self._current is exchange:
+            exchange.begin()
 
     def _break(self, error: ProtocolError) -> None:
         """Answer a violation (after what is still being answered) and end the connection."""
         reading, self._reading = self._reading, None
-        if self._current is not None or self._pipeline:
+        if self._current is not None:
             # an answer is due first: it ends, then the connection does
             self._closing = True
             if reading is not None:
