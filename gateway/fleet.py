@@ -182,14 +182,16 @@ class Fleet:
         replica.reason = reason
 
     def probed(self, replica: Replica, identity: Identity, now_s: float) -> None:
-        """A probe succeeded: the backend answers. A wedged one stays down until `revived`."""
+        """A probe succeeded: the backend answers. A wedged one is not used until `revived`."""
         replica.last_probe_s = now_s
         if replica.identity != identity:
             replica.identity = identity
             self._changed()
+        if replica.wedged:
+            return
         if replica.state == "starting":
             self._move(replica, "ready", "")
-        elif replica.state == "down" and not replica.wedged:
+        elif replica.state == "down":
             replica.failures = max(0, self._health.failures - 1)
             replica.trial = True
             self._move(replica, "ready", "on trial")
@@ -209,7 +211,7 @@ class Fleet:
         """A wedged backend produced a token again."""
         replica.wedged = False
         replica.last_byte_s = now_s
-        if replica.state == "down":
+        if replica.state in ("down", "starting"):
             replica.failures = 0
             replica.suspects.clear()
             self._move(replica, "ready", "")
