@@ -130,7 +130,7 @@ async def output_of(*command: str, env: Mapping[str, str] | None = None, cwd: Pa
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), START_S)
+        out, err = await asyncio.wait_for(process.communicate(), 2 * START_S)
     except BaseException:
         if process.returncode is None:
             process.kill()
