@@ -190,7 +190,7 @@ class Ledgers:
                 (self.access, taken.access),
             ):
                 if request_id in mine:
-                    theirs[request_id] = mine.pop(request_id)  # type: ignore[index, assignment]
+                    theirs[request_id] = mine.pop(request_id)  # type: ignore[assignment]
         return taken
 
     def clear(self) -> None:

@@ -16,7 +16,7 @@ from tests.faults.rig import Group, Rig
 
 LIMIT_S = 15.0
 REST_S = 15.0
-WIDTH = 10
+WIDTH = 20
 SETTINGS = """
 [timeouts]
 # hangs must end within a test, not within minutes

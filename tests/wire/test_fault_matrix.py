@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from tests.faults.ledger import request
+from tests.faults.ledger import Seen, request
 from tests.faults.matrix import cells
 from tests.faults.matrix_run import SETTINGS, MatrixResult, MatrixRun, lanes
 from tests.faults.rig import GatewayInside, Rig, run
@@ -65,7 +65,7 @@ def test_a_giant_event_cut_in_the_middle_breaks_the_connection(do: str) -> None:
 def test_answers_of_different_lengths_on_one_backend_connection() -> None:
     """Each has its own Content-Length, also when its head was recognised from an earlier answer."""
 
-    async def answers() -> tuple[list[tuple[str, bytes, int]], int]:
+    async def answers() -> tuple[list[tuple[Seen, bytes, int]], int]:
         rig = Rig({"m": 1}, SETTINGS, seed=1, inside=True)
         await rig.start()
         out = []
