@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 from gateway.api import LocalRoute, Refusal, Route, route
 from gateway.relay.heads import request_lines
 from gateway.relay.requests import RequestHead
-from gateway.relay.splice import EMPTY, BodyError, BodyFields, Scan, Span, ask_usage, multipart_field, parse_small, set_model
+from gateway.relay.splice import (
+    EMPTY,
+    PARSER_DEPTH,
+    BodyError,
+    BodyFields,
+    Scan,
+    Span,
+    ask_usage,
+    multipart_field,
+    parse_small,
+    set_model,
+)
 from gateway.signals import session_key
 
 if TYPE_CHECKING:
@@ -148,7 +159,8 @@ class Intake:
             if content_type.startswith(b"multipart/"):
                 then(BodyFields(model=multipart_field(body, content_type, b"model")))
                 return
-            fields = parse_small(body) if len(body) <= plane.limits.parse_bytes else None
+            small = len(body) <= plane.limits.parse_bytes and plane.limits.json_depth >= PARSER_DEPTH
+            fields = parse_small(body) if small else None
             if fields is None:
                 self._scan = Scan(body, plane.limits.json_depth)
                 self._scan_on(then)

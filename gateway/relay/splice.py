@@ -6,6 +6,7 @@ byte splices at the spans that the scan found: the model's name, the engine's pr
 """
 
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 import orjson
@@ -17,6 +18,7 @@ WANTED = frozenset(
     + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
 )
 MAX_VALUE_BYTES = 65536
+PARSER_DEPTH = 1024  # where orjson itself stops; a tighter bound needs the scan
 _MAX_KEY_BYTES = 6 * max(map(len, WANTED))  # every character as \\uXXXX
 
 
@@ -185,14 +187,12 @@ class Scan:
         return start, end - (len(tail) - len(tail.rstrip(_SPACE)))
 
     def fields(self) -> BodyFields:
-        """The fields, once `step` has answered True."""
-        parsed: dict[str, object] = {}
+        """The fields, once `step` has answered True. Values over MAX_VALUE_BYTES count as odd ones."""
+        parsed: dict[str, object] = dict.fromkeys(self.spans)
         for key, (start, end) in self.spans.items():
             if end - start <= MAX_VALUE_BYTES:
-                try:
+                with suppress(orjson.JSONDecodeError):
                     parsed[key] = orjson.loads(self._body[start:end])
-                except orjson.JSONDecodeError:
-                    parsed[key] = None
         return fields_of(parsed)
 
 
