@@ -1,7 +1,7 @@
 """What a backend's address may look like; nothing is resolved."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.addresses import KEY_CHARACTERS_MAX, AddressError, check_url, sendable_key
@@ -81,6 +81,7 @@ def test_low_ports_are_for_the_file_only(port: int) -> None:
         check_url(f"http://host:{port}", guarded=True)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=30) | st.text("htps:/[]@.%\\0159 \n?#", max_size=30).map(lambda tail: "http://" + tail))
 def test_no_text_raises_anything_else(url: str) -> None:
     try:

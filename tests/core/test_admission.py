@@ -17,7 +17,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(operation, max_size=40), st.integers(0, 6))
 def test_nobody_is_lost_doubled_or_overtaken(operations: list[tuple[str, str, int]], size: int) -> None:
     line: WaitingLine[int] = WaitingLine(Queue(size=size))
@@ -78,7 +78,7 @@ def test_placing_may_take_itself_or_others_out() -> None:
     assert len(seen) == 3
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.booleans(), max_size=200),
     st.sampled_from((0.0, 0.1, 0.25, 1.0)),
@@ -125,6 +125,7 @@ def test_the_drain_rate_settles_at_the_true_rate_and_fades(per_s: float) -> None
     assert drain.retry_after_s(100_000, now_s + 1000.0) == 1, "nothing is known any more"
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 100), max_size=30), st.integers(0, 2000))
 def test_an_announced_wait_is_between_a_second_and_a_minute(gaps_s: list[float], waiting: int) -> None:
     drain, now_s = DrainRate(), 0.0

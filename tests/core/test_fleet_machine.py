@@ -71,7 +71,7 @@ def apply(made: Fleet, held: list[tuple[Replica, bool]], what: str, name: str, n
             getattr(made, what)(*arguments)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(event, max_size=60))
 def test_no_run_of_events_breaks_the_table(events: list[tuple[str, str, int]]) -> None:
     made = fleet(*NAMES)

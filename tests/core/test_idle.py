@@ -1,7 +1,7 @@
 """How long an idle connection may be trusted: never longer than something has survived."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.relay.idle import MARGIN, IdleTrust
@@ -38,6 +38,7 @@ def test_what_a_backend_s_past_allows(story: tuple[tuple[str, float], ...], limi
 event = st.tuples(st.sampled_from(("survived", "closed")), st.floats(0, 100))
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(event, max_size=20))
 def test_the_limit_keeps_a_margin_to_every_close_and_to_what_survived(story: list[tuple[str, float]]) -> None:
     trust = IdleTrust(cap_s=30.0, unproven_s=0.1)

@@ -123,6 +123,7 @@ def test_a_length_over_the_limit_is_refused_by_the_head(length: int, expects: bo
     assert made.refusal is None or made.refusal.status == 413
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 400), max_size=8))
 def test_a_body_is_whole_or_refused_never_cut(sizes: list[int]) -> None:
     plane = Plane(Limits(body_bytes=1000))

@@ -175,7 +175,7 @@ def alone(raw: bytes) -> list[Event]:
     return log.events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_cuts_and_a_connection_s_past_change_nothing(data: st.DataObject) -> None:
     known = data.draw(st.lists(requests(), min_size=1, max_size=3))
@@ -189,7 +189,7 @@ def test_cuts_and_a_connection_s_past_change_nothing(data: st.DataObject) -> Non
     assert log.events == [event for raw in sent for event in alone(raw)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_head_known_from_other_connections_changes_nothing(data: st.DataObject) -> None:
     """Same head with other digits, and heads that differ in one byte, over connections that share their heads."""
@@ -245,7 +245,7 @@ def test_a_head_is_never_taken_for_one_that_was_pipelined_behind_it() -> None:
             assert first.events == alone(raw) * 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_broken_framing_raises_nothing_else_and_never_invents_requests(data: st.DataObject) -> None:
     raw = bytearray(data.draw(requests() | st.sampled_from([p.raw for p in PAYLOADS if len(p.raw) < 2000])))

@@ -1,7 +1,7 @@
 """What clients say in headers: ids that are safe to log, sessions, and how long they are willing to wait."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.signals import SESSION_HEADERS, RequestIds, go_duration_s, queue_limit_s, request_id, session_key
@@ -106,6 +106,7 @@ def test_the_shortest_limit_wins(values: dict[bytes, bytes], limit_s: float) -> 
     assert queue_limit_s(values, 60.0) == limit_s
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=20), st.binary(max_size=20))
 def test_no_header_text_raises_or_lengthens_the_limit(ttl: bytes, timeout: bytes) -> None:
     values = {b"x-llm-d-inference-ttl": ttl, b"x-stainless-timeout": timeout}
