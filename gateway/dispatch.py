@@ -9,6 +9,7 @@ import bisect
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -107,27 +108,34 @@ class PowerOfD(_NoProbes):
 
 
 POINTS_PER_REPLICA = 64
+RING_NAMES_MAX = 4096
 
 
 class ConsistentHash(_NoProbes):
-    """The session key's place on a ring of 64 points per replica; without a key as power of two choices."""
+    """The session key's place on a ring of 64 points per replica; without a key as power of two choices.
+
+    The ring holds every replica seen so far, and who is not there now is passed over: that is the ring without it, and
+    a full home costs no new ring.
+    """
 
     def __init__(self, spec: ModelSpec, rng: Random) -> None:
         super().__init__(spec, rng)
         self._without = PowerOfD(spec, rng)
-        self._names: tuple[str, ...] = ()
+        self._names: frozenset[str] = frozenset()
         self._ring: list[tuple[int, str]] = []
 
     def choose(self, ask: Ask, replicas: Sequence[Replica], now_s: float) -> Replica:
         if not ask.session:
             return self._without.choose(ask, replicas, now_s)
         by_name = {r.name: r for r in replicas}
-        names = tuple(sorted(by_name))
-        if names != self._names:
-            self._names = names
-            self._ring = sorted((_point(f"{name}#{i}"), name) for name in names for i in range(POINTS_PER_REPLICA))
-        at = bisect.bisect(self._ring, (_point(ask.session), "")) % len(self._ring)
-        return by_name[self._ring[at][1]]
+        if not self._names.issuperset(by_name):
+            names = self._names | by_name.keys()
+            self._names = names if len(names) <= RING_NAMES_MAX else frozenset(by_name)
+            self._ring = sorted((_point(f"{name}#{i}"), name) for name in self._names for i in range(POINTS_PER_REPLICA))
+        ring = self._ring
+        at = bisect.bisect(ring, (_point(ask.session), ""))
+        onward = chain(range(at, len(ring)), range(at))
+        return next(by_name[name] for place in onward if (name := ring[place][1]) in by_name)
 
 
 def _point(text: str) -> int:

@@ -137,6 +137,25 @@ def test_when_one_replica_leaves_only_its_keys_move(leaving: int) -> None:
     assert {after[key] for key in moved} == {r.name for r in rest}, "its keys are spread over the others"
 
 
+def test_a_home_that_is_full_for_a_while_changes_nothing_else() -> None:
+    """Whatever sets one policy object has seen before, each choice is that of a new one."""
+    replicas, used = row(0, 0, 0, 0, 0), policy("consistent_hash")
+    for subset in ([0, 1, 2, 3, 4], [1, 2, 3, 4], [4], [0, 2], [0, 1, 2, 3, 4], [3, 1]):
+        there = [replicas[at] for at in subset]
+        assert {key: used.choose(Ask("m", key), there, 0.0).name for key in KEYS[:200]} == {
+            key: name for key, name in homes(there).items() if key in KEYS[:200]
+        }
+
+
+def test_the_ring_forgets_names_when_there_were_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.dispatch.RING_NAMES_MAX", 10)
+    used = policy("consistent_hash")
+    for number in range(50):
+        there = [replica(f"r{number}"), replica(f"r{number + 1}")]
+        assert used.choose(Ask("m", "key"), there, 0.0) in there
+        assert len(used._names) <= 10  # type: ignore[attr-defined]
+
+
 def test_a_session_s_home_depends_on_names_alone() -> None:
     replicas = row(0, 0, 0, 0)
     assert homes(replicas) == homes(replicas[::-1]) == homes(row(9, 5, 0, 1))
