@@ -240,6 +240,7 @@ class _Held:
     def __init__(self, rig: Rig) -> None:
         plane = rig.app.plane
         self.in_flight = sum(replica.in_flight for replica in plane.fleet)
+        self.streams = sum(replica.streams + replica.stalled for replica in plane.fleet)
         self.upstream = sum(pool.open_connections for pool in plane.pools())
         self.clients = plane.connections
         self.waiting = len(plane.line)

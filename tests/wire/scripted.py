@@ -167,8 +167,7 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         self._backend.received += data if self._backend.keeps_bytes else b""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._wake()
         if self._call is None:
             self._read()
 
@@ -176,8 +175,7 @@ class Link(asyncio.Protocol):
         self._transport = None
         self._backend.links.discard(self)
         self.writable.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._wake()
         if self._call is not None:
             if self._call.end == "open":
                 self._call.end = "aborted"
@@ -219,9 +217,20 @@ class Link(asyncio.Protocol):
             self._call.gone.set()
         self._call = None
         if self._backend.idle_s:
-            self._timer = asyncio.get_running_loop().call_later(self._backend.idle_s, self.close)
+            seeing_s = self._backend.idle_s - self._backend.blind_s
+            self._timer = asyncio.get_running_loop().call_later(seeing_s, self._doze)
         if self._buffer:
             self._read()
+
+    def _doze(self) -> None:
+        """The idle limit is near: what arrives from here on comes too late, as from a peer some way off."""
+        self.freeze(True)
+        self._timer = asyncio.get_running_loop().call_later(self._backend.blind_s, self.close)
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _read(self) -> None:
         """Take the next request out of the buffer, if it is whole."""
@@ -240,14 +249,17 @@ class Link(asyncio.Protocol):
 
 
 class ScriptedBackend:
-    """One backend on a port of 127.0.0.1. `play` is what it does with a call; `calls` is its ledger."""
+    """One backend on a port of 127.0.0.1. `play` is what it does with a call; `calls` is its ledger.
+
+    It closes connections that idle for `idle_s` (0: never), and no longer sees what arrives in the last `blind_s` of it.
+    """
 
     def __init__(self, name: str, models: tuple[str, ...] = ("m",)) -> None:
         self.name = name
         self.models = models
         self.play: Play = well
         self.get: Play | None = None
-        self.idle_s = 0.0
+        self.idle_s = self.blind_s = 0.0
         self.port = 0
         self.frozen = False
         self.keeps_bytes = False

@@ -134,6 +134,32 @@ def test_case_1_4_a_stream_without_its_end(cut: str) -> None:
     run(case, replace(CONFIG, timeouts=Timeouts(idle_s=0.2)))
 
 
+@pytest.mark.parametrize("face", ["/v1/chat/completions", "/v1/messages"])
+def test_case_1_4_a_cut_inside_an_event_that_is_partly_out(face: str) -> None:
+    """1.4: the backend breaks in a giant event of which a part is out: nothing is added, the connection breaks."""
+    part = event("x" * 200_000)[:150_000]
+    on_its_way = asyncio.Event()
+
+    async def play(call: Call) -> None:
+        call.start_events()
+        call.events(event("first"), part)
+        await on_its_way.wait()
+        call.reset()
+
+    async def case(rig: Rig) -> None:
+        rig.backend.play = play
+        peer = await rig.connect()
+        request_id = peer.ask(chat(stream=True), face)
+        await peer.seen(b"x" * 100_000)
+        on_its_way.set()
+        answer = await peer.answer()
+        assert not answer.whole
+        assert (event("first") + part).startswith(answer.body)
+        assert (await rig.access(request_id))["end"] == "failed_in_stream"
+
+    run(case)
+
+
 @pytest.mark.parametrize("how", ["refused", "closed at once", "reset after the body", "closed in the head", "no status line"])
 def test_case_1_5_no_status_before_the_backends_own(how: str) -> None:
     """1.5: no 200 before the backend's status line is known: a JSON error with a status of its own."""

@@ -48,6 +48,22 @@ def test_case_4_1_a_connection_that_was_refused_is_tried_elsewhere() -> None:
     run(case, backends=2)
 
 
+def test_case_4_1_each_backend_is_tried_once() -> None:
+    """4.1: nobody takes the connection: each backend is tried once, then the client is told."""
+
+    async def case(rig: Rig) -> None:
+        for backend in rig.backends:
+            backend.kill()
+        peer = await rig.connect()
+        request_id = peer.ask(chat())
+        answer = await peer.answer()
+        assert (answer.status, answer.error["code"]) == (502, "connect_failed")
+        assert b"x-should-retry" not in answer.headers
+        assert (await rig.access(request_id))["attempts"] == 3
+
+    run(case, replace(CONFIG, health=Health(interval_s=0.5, failures=50)), backends=3)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 418, 500, 501])
 def test_case_4_2_an_error_of_the_backend_is_passed_through(status: int, stream: bool) -> None:

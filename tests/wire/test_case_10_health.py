@@ -186,6 +186,36 @@ def test_case_10_6_a_rolling_change_under_load() -> None:
     run(case)
 
 
+@pytest.mark.parametrize(("serves", "status"), [("new", 200), ("other", 404)])
+def test_case_10_6_a_newcomer_is_waited_for(serves: str, status: int) -> None:
+    """10.6: a backend that has not said yet what it serves: a request for what it may serve waits for its word."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def late(call: Call) -> None:
+        asked.set()
+        await go_on.wait()
+        call.answer(b'{"object":"list","data":[{"id":"%b"}]}' % serves.encode())
+
+    async def case(rig: Rig) -> None:
+        newcomer = ScriptedBackend("newcomer")
+        newcomer.get = late
+        await newcomer.start()
+        body = {"name": "newcomer", "url": newcomer.url, "engine": "openai"}
+        assert (await rig.admin("POST", "/admin/backends", body)).status == 202
+        await asked.wait()
+        waiting = asyncio.create_task(rig.ask({**chat(), "model": "new"}))
+        await until(lambda: len(rig.app.plane.line) == 1)
+        go_on.set()
+        answer = await waiting
+        assert answer.status == status
+        assert len(newcomer.calls) == (status == 200)
+        assert (await rig.admin("DELETE", "/admin/backends/newcomer?timeout_s=1")).status == 202
+        await until(lambda: rig.app.plane.fleet.get("newcomer") is None)
+        await newcomer.close()
+
+    run(case)
+
+
 def test_case_10_6_a_removed_backend_finishes_its_stream() -> None:
     """10.6: a stream that runs on a backend which is removed goes on to its end; then the backend is gone."""
     go_on = asyncio.Event()

@@ -229,14 +229,16 @@ def test_case_15_5_continue_comes_at_once() -> None:
     run(case)
 
 
-@pytest.mark.parametrize(("limit", "status"), [(1_000_000, 413), (4_000_000, 401)])
-def test_case_15_5_a_refusal_comes_instead(limit: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "limit", "status"), [(2_000_000, 1_000_000, 413), (2_000_000, 4_000_000, 401), (99, 9999, 401)]
+)
+def test_case_15_5_a_refusal_comes_instead(size: int, limit: int, status: int) -> None:
     """15.5: over the limit, or without a key: the refusal instead of 100, and no body is read."""
 
     async def case(rig: Rig) -> None:
         if status == 401:
             rig.app.plane.adopt(replace(rig.app.plane.config, keys=KEYS))
-        peer, _ = await expecting(rig, 2_000_000)
+        peer, _ = await expecting(rig, size)
         answer = await peer.answer()
         assert answer.status == status
         assert CONTINUE not in answer.raw
