@@ -4,7 +4,7 @@ import re
 from urllib.parse import urlsplit
 
 ALLOWED_LOW_PORTS = (80, 443)
-_NETLOC = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_NETLOC = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[0-9A-Za-z]{1,32})?\])(?::[0-9]{1,5})?")
 KEY_CHARACTERS_MAX = 4096
 
 

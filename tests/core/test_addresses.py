@@ -16,6 +16,7 @@ from gateway.addresses import KEY_CHARACTERS_MAX, AddressError, check_url, senda
         "http://engine_1.svc.cluster.local:8000/base/path",
         "http://[::1]:8000",
         "https://[2001:db8::1]/v0",
+        "http://[fe80::1%251]:8000",  # judged as an address: operations.py
         "HTTP://HOST:8000",
         "http://host:80",
         "http://host:443",
