@@ -83,7 +83,7 @@ def find_engine(environment_dir: Path, models_dir: Path, model: str = "smollm2")
         raise LocalVllmError(
             f"The real engine is not installed (missing: {', '.join(missing)}).\n"
             f"From a checkout of the project run `make engine`, or {_SETUP} {environment_dir} {models_dir}\n"
-            "It needs about 2.6 GB of disk and a few minutes, once."
+            "It needs about 2.7 GB of disk and a few minutes, once."
         )
     return python.absolute(), checkpoint.absolute()
 

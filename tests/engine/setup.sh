@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the real engine into VENV_DIR and makes its two models in MODEL_DIR. Safe to repeat: a second run is instant.
 # usage: setup.sh VENV_DIR MODEL_DIR        (PYTHON=python3.11 setup.sh ... for another interpreter, 3.11 to 3.14)
-# Needs about 2.6 GB of disk and some 470 MB of downloads; see requirements/engine.lock for where torch comes from.
+# Needs about 2.7 GB of disk and some 510 MB of downloads; see requirements/engine.lock for where torch comes from.
 set -euo pipefail
 if [ $# -ne 2 ]; then
     echo "usage: setup.sh VENV_DIR MODEL_DIR" >&2
