@@ -89,7 +89,7 @@ class Logs:
         """One line about one request."""
         if not self._access_on:
             return
-        self._writer.msg(orjson.dumps(_access_fields(account)))
+        self._writer.msg(orjson.dumps(access_fields(account)))
 
 
 def _stamp() -> str:
@@ -107,7 +107,8 @@ def _stamped(_: object, method: str, event: dict[str, object]) -> dict[str, obje
     return {"time": _stamp(), "level": method, **event}
 
 
-def _access_fields(account: Account) -> dict[str, object]:
+def access_fields(account: Account) -> dict[str, object]:
+    """What the access line tells of a request."""
     return {
         "time": _stamp(),
         "level": "info",

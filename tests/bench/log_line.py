@@ -10,7 +10,7 @@ import structlog
 
 from gateway.accounts import Account
 from gateway.config import Log
-from gateway.logs import LineWriter, Logs
+from gateway.logs import LineWriter, Logs, access_fields
 
 LINES = 50_000
 ROUNDS = 7
@@ -24,25 +24,10 @@ def _account() -> Account:
 
 
 def _fields(account: Account) -> dict[str, object]:
-    """The same fields as logs.py writes, but for time and level, which the chain adds."""
-    return {
-        "id": account.request_id,
-        "route": account.route,
-        "model": account.model,
-        "key": account.key,
-        "backend": account.backend,
-        "stream": account.stream,
-        "status": account.status,
-        "end": account.end,
-        "reason": account.reason,
-        "attempts": account.attempts,
-        "tokens_in": account.prompt_tokens,
-        "tokens_out": account.output_tokens,
-        "events": account.events,
-        "ttft_ms": int(account.ttft_s * 1e5) / 100,
-        "queue_ms": int(account.queue_s * 1e5) / 100,
-        "duration_ms": int((account.finished_s - account.arrived_s) * 1e5) / 100,
-    }
+    """The same fields as logs.py writes, but for those that the chain adds."""
+    fields = access_fields(account)
+    del fields["time"], fields["level"], fields["event"]
+    return fields
 
 
 def _us_per_line(write) -> float:  # type: ignore[no-untyped-def]
