@@ -241,7 +241,8 @@ def scan(body: bytes, max_depth: int) -> Scan:
 
 def replace(body: bytes, span: Span, value: bytes) -> bytes:
     """`body` with the member value at `span` replaced."""
-    return b"".join((body[: span[0]], value, body[span[1] :]))
+    whole = memoryview(body) if len(body) > _WINDOW else body  # a large body is copied once, not twice
+    return b"".join((whole[: span[0]], value, whole[span[1] :]))
 
 
 def add_member(body: bytes, member: bytes) -> bytes:
@@ -249,7 +250,8 @@ def add_member(body: bytes, member: bytes) -> bytes:
     at = body.index(b"{") + 1
     first = at + _spaces(body, at, len(body))
     comma = b"" if body[first : first + 1] == b"}" else b","
-    return b"".join((body[:at], member, comma, body[at:]))
+    whole = memoryview(body) if len(body) > _WINDOW else body
+    return b"".join((whole[:at], member, comma, whole[at:]))
 
 
 def ask_usage(body: bytes, fields: BodyFields, max_depth: int, span: Span | None = None) -> bytes:
