@@ -149,13 +149,13 @@ class Answer:
         if self._framer is not None:
             extra += _SSE_EXTRA if b"cache-control" in response.values else _SSE_EXTRA + _NO_CACHE
         length = response.values.get(b"content-length")
-        if self._framer is None and whole_length >= 0 and not bodiless:
+        if bodiless:
+            framing = b""
+        elif self._framer is None and whole_length >= 0:
             # not the head's own figure: a head that was recognised, not parsed, still holds an earlier answer's length
             framing = b"content-length: %d\r\n" % whole_length
         elif self._framer is None and length is not None:
             framing = b"content-length: %b\r\n" % length
-        elif bodiless:
-            framing = b""
         elif old:
             framing, self._by_close = b"", True
         else:

@@ -95,6 +95,7 @@ class Refusal(Exception):
         retry_after_s: int = 0,
         may_have_run: bool = False,
         param: str | None = None,
+        allow: bytes = b"",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -103,6 +104,7 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
         self.may_have_run = may_have_run
         self.param = param
+        self.allow = allow
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -112,6 +114,8 @@ class Refusal(Exception):
             out.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.may_have_run:
             out.append((b"x-should-retry", b"false"))
+        if self.status == 405 and self.allow:
+            out.append((b"allow", self.allow))
         if self.status == 401:
             out.append((b"www-authenticate", b"Bearer"))
         return out
@@ -154,7 +158,7 @@ def route(head: RequestHead) -> Route | LocalRoute:
         if method == b"POST":
             return found
         if method != b"OPTIONS":
-            raise Refusal(405, "method_not_allowed", f"Use POST for {path.decode()}.")
+            raise Refusal(405, "method_not_allowed", f"Use POST for {path.decode()}.", allow=b"POST, OPTIONS")
     if method == b"OPTIONS":
         return LocalRoute("options")
     local = LOCAL.get(path)
@@ -163,7 +167,7 @@ def route(head: RequestHead) -> Route | LocalRoute:
     if local is not None:
         if method in (b"GET", b"HEAD") or (path == b"/ping" and method == b"POST"):
             return local
-        raise Refusal(405, "method_not_allowed", f"Use GET for {path.decode()}.")
+        raise Refusal(405, "method_not_allowed", f"Use GET for {path.decode()}.", allow=b"GET, HEAD, OPTIONS")
     if path.startswith(_RESPONSES):
         return _stored_response(method, path)
     if path.startswith(b"/v1/") and method == b"POST" and b"//" not in path and b"/." not in path and b"%" not in path:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.auth import Client, Keyring
     from gateway.server import DataPlane
 
-SCAN_TOKENS = 4096
+SCAN_TOKENS = 1024
 SMALL_UPLOAD_BYTES = 65536
 _NO_ROUTE = Route()
 

@@ -24,7 +24,7 @@ class ResponseHead:
         self.headers = headers
         self.values = dict(headers)
         self.keep_alive = keep_alive
-        self.is_sse = self.values.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.is_sse = self.values.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         self.derived: object = None
 
     def __repr__(self) -> str:
