@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from gateway.config import Health, KeySpec, Limits, ModelSpec
 from gateway.intake import SCAN_TOKENS
 from gateway.relay.splice import Scan
-from tests.wire.kit import CONFIG, Rig, chat, idle_for, metric, run
+from tests.wire.kit import CONFIG, Rig, chat, metric, run
 from tests.wire.peer import Peer
 from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
 from tests.wire.served import Served, served
@@ -21,6 +22,7 @@ PROMPT = "The quick brown fox jumps. " * 20_000  # about 128k tokens, 0.5 MB
 LAG_S = 0.05
 SLICE_CPU_S = 0.01
 ROUNDS = 4
+POLLER = Path(__file__).with_name("poll_health.py")
 
 MESSAGES = b",".join([b'{"role":"user","content":"hello there"}'] * 50_000)
 PROSE = b'{"role":"user","content":"%b"}' % (b"The quick brown fox. \\n" * 44)
@@ -69,28 +71,31 @@ async def talk(call: Call) -> None:
         await turn.wait()
 
 
-async def health_s(gateway: Served, stop: asyncio.Event) -> list[float]:
-    """Poll /health on one connection; how long each answer took."""
-    peer, loop, times_s = await gateway.connect(), asyncio.get_running_loop(), []
-    while not stop.is_set():
-        started_s = loop.time()
-        peer.ask(path="/health", method="GET")
-        assert (await peer.answer()).status == 200
-        times_s.append(loop.time() - started_s)
-    peer.close()
-    return times_s
+def crowding(before: list[int], after: list[int]) -> float:
+    """How much longer than alone a process took: (run time + wait for a core) / run time, of two readings of schedstat."""
+    ran, waited = after[0] - before[0], after[1] - before[1]
+    return (ran + waited) / max(1, ran)
+
+
+def schedstat(pid: int) -> list[int]:
+    """(ns run, ns waited for a core) of a process's main thread; zeros where the kernel does not say."""
+    path = Path(f"/proc/{pid}/schedstat")
+    return list(map(int, path.read_text().split()[:2])) if path.exists() else [0, 0]
 
 
 async def lag_and_health_s(gateway: Served, work: Awaitable[object]) -> tuple[float, float]:
-    """(worst loop lag, p99 of /health) while some work goes on."""
-    stop = asyncio.Event()
+    """(worst loop lag, p99 of /health) while some work goes on, as far as they are the gateway's own doing."""
+    poller = await asyncio.create_subprocess_exec(
+        sys.executable, "-S", str(POLLER), str(gateway.port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
     await gateway.admin("GET", "/metrics")  # the gauge starts anew at each reading
-    polling = asyncio.create_task(health_s(gateway, stop))
+    before = schedstat(gateway.pid)
     await work
     lag_s = metric((await gateway.admin("GET", "/metrics")).body.decode(), "leeway_loop_lag_seconds")
-    stop.set()
-    times_s = sorted(await polling)
-    return lag_s, times_s[int(len(times_s) * 0.99)]
+    out, _ = await poller.communicate(b"")
+    times_s = sorted(json.loads(out))
+    crowd = crowding(before, schedstat(gateway.pid))
+    return lag_s / crowd, times_s[int(len(times_s) * 0.99)] / crowd
 
 
 async def send_all(gateway: Served, bodies: list[bytes]) -> None:
@@ -109,7 +114,7 @@ def play_long(call: Call) -> Awaitable[None] | None:
 
 def test_case_15_1_long_prompts_leave_the_loop_free(tmp_path: Path) -> None:
     """15.1: 8 prompts of 0.5 MB and a body of 20 MB (with an alias to edit) while 50 streams run: lag and /health within
-    50 ms, or within twice what this machine shows without them; the best of a few rounds counts."""
+    50 ms, less what other processes on the machine took; the best of a few rounds counts."""
     large = [json.dumps(chat(PROMPT)).encode()] * 8
     large.append(b'{"messages":[%b],"model":"alias","n":1}' % b",".join([PROSE] * 20_000))
 
@@ -125,13 +130,11 @@ def test_case_15_1_long_prompts_leave_the_loop_free(tmp_path: Path) -> None:
             reading = [asyncio.create_task(peer.ended()) for peer in peers]
             seen = []
             for _ in range(ROUNDS):
-                calm = await lag_and_health_s(gateway, idle_for(0.3))
-                full = await lag_and_health_s(gateway, send_all(gateway, large))
-                seen.append((calm, full))
-                if all(now < max(LAG_S, 2 * before) for before, now in zip(calm, full, strict=True)):
+                seen.append(await lag_and_health_s(gateway, send_all(gateway, large)))
+                if max(seen[-1]) < LAG_S:
                     break
             else:
-                raise AssertionError(f"(lag, p99 of /health) without and with, s: {seen}")
+                raise AssertionError(f"(lag, p99 of /health), s: {seen}")
             for peer in peers:
                 peer.leave()
             await asyncio.gather(*reading)
