@@ -39,7 +39,7 @@ engine:  ## vLLM for the CPU and its models, for test-engine and demo-real (2.2 
 	PYTHON=$(PYTHON) tests/engine/setup.sh $(ENGINE) $(MODELS)
 
 test-engine: $(READY) engine  ## real vLLM on the CPU behind the gateway
-	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_MODELS=$(abspath $(MODELS)) $(BIN)/pytest tests/engine
+	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/pytest tests/engine
 
 bench-overhead: $(READY)  ## CPU, memory, first event beside nginx, HAProxy and three Rust routers (7 rounds, 20 minutes)
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)

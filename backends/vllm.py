@@ -17,16 +17,8 @@ class VllmAdapter(OpenAIAdapter):
         return str(reply.json().get("version") or "")[:64]
 
     async def kind(self, http: ControlHttp) -> Kind:
-        """From the route list where it is published, else by trying a pooling-only route with an empty body."""
-        reply = await http.get("/openapi.json")
-        if reply.status == 200:
-            paths = reply.json().get("paths")
-            if isinstance(paths, dict) and ("/v1/chat/completions" in paths or "/v1/completions" in paths):
-                return "generate"
-            if isinstance(paths, dict) and ("/v1/embeddings" in paths or "/pooling" in paths):
-                return "pooling"
-        reply = await http.post("/pooling", {})
-        return "generate" if reply.status == 404 else "pooling"
+        """By whether a pooling-only route exists. Not from /openapi.json: making it holds vLLM's loop for a second."""
+        return "generate" if (await http.get("/pooling")).status == 404 else "pooling"
 
     async def check(self, http: ControlHttp) -> None:
         """GET /health."""

@@ -85,6 +85,8 @@ class Placement:
         if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
             if not plane.fleet.knows(ask.model):
                 raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
+            if plane.fleet.routable(ask.model):
+                raise refusals.wrong_kind(ask.model)
             raise refusals.no_backend(ask.model, plane.probe_wait_s())
         return False
 

@@ -18,6 +18,11 @@ def no_backend(model: str, wait_s: int) -> Refusal:
     return Refusal(503, "no_backend", f"No backend for {model!r} is available.", retry_after_s=wait_s)
 
 
+def wrong_kind(model: str) -> Refusal:
+    """Somebody serves the model, but not for this route: an embedding model asked to chat."""
+    return Refusal(404, "model_not_for_route", f"The model {model!r} is served here, but not for this route.", param="model")
+
+
 def queue_timeout(wait_s: int) -> Refusal:
     """It waited as long as it may."""
     return Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s)

@@ -223,7 +223,9 @@ def test_a_stream_cut_behind_an_event_with_one_error_event_is_right() -> None:
 
 def test_the_wrong_kind_of_end_is_named() -> None:
     books = ledgers(PLAIN)
-    assert [str(b) for b in judge(books, frozenset(("error",))).breaches] == ["wrong end: r-1: complete 200 , not error"]
+    breaches = judge(books, frozenset(("error",))).breaches
+    assert [(b.rule, b.id, b.what) for b in breaches] == [("wrong end", ID, "complete 200 , not error")]
+    assert "b-0 finished 5/5" in str(breaches[0])
 
 
 def test_a_second_run_after_a_refusal_is_allowed_and_counted() -> None:

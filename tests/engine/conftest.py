@@ -1,7 +1,7 @@
 """Fixtures of the engine tests: one set of real servers and one gateway for the whole run.
 
 Nothing here is skipped: where the engine is not installed, every test fails with the command that installs it.
-LEEWAY_ENGINE and LEEWAY_MODELS name the folders of tests/engine/setup.sh (default .engine and .models in the project),
+LEEWAY_ENGINE and LEEWAY_ENGINE_MODELS name the folders of tests/engine/setup.sh (default .engine and .models in the project),
 LEEWAY_PYTHON the interpreter that runs the gateway (default: the one that runs pytest).
 """
 

@@ -115,7 +115,7 @@ class Engines:
         env: tuple[tuple[str, str], ...] = (),
     ) -> Server:
         environment = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine"))
-        models = Path(os.environ.get("LEEWAY_MODELS", ROOT / ".models"))
+        models = Path(os.environ.get("LEEWAY_ENGINE_MODELS", ROOT / ".models"))
         python, checkpoint = find_engine(environment, models, model)
         launch = VllmLaunch(python, checkpoint, served, free_port(), args, env)
         return Server(self.portal, name, launch, self.folder / f"{name}.log")

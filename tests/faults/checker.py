@@ -37,9 +37,10 @@ class Breach:
     id: str
     rule: Rule
     what: str
+    context: str = ""
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.id}: {self.what}"
+        return f"{self.rule}: {self.id}: {self.what}{self.context}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,30 @@ def check(ledgers: Ledgers, allowed: Allowed) -> Verdict:
         found += _logged(record, seen, runs, ledgers)
         found += _left(record, runs, verdict, ledgers)
         verdict.second_runs_allowed += max(0, len(runs) - 1)
-        verdict.breaches += [Breach(request_id, rule, what) for rule, what in found]
+        if found:
+            context = _context(record, runs, ledgers)
+            verdict.breaches += [Breach(request_id, rule, what, context) for rule, what in found]
     verdict.breaches += _strays(ledgers)
     return verdict
 
 
 Found = Iterable[tuple[Rule, str]]
+
+
+def _context(record: ClientRecord, runs: list[RunRecord], ledgers: Ledgers) -> str:
+    """What else the ledgers know of a request, for whoever looks for the cause."""
+    one = record.request
+    plan = [f"{name}={getattr(one.plan, name)}" for name in one.plan.__slots__ if getattr(one.plan, name)]
+    ran = [f"{run.backend} {run.end} {run.written}/{run.pieces}" for run in runs]
+    touched = [f"{touch.kind}.{touch.phase} on {touch.proxy}" for touch in ledgers.touches.get(one.id, ())]
+    lines = [f"{a.end} ({a.reason}) {a.backend} {a.duration_ms:.0f} ms" for a in ledgers.access.get(one.id, ())]
+    armed = [
+        f"{w.kind}.{w.phase} on {w.proxy} since {record.sent_s - w.start_s:.2f} s"
+        for w in ledgers.windows
+        if w.start_s <= record.ended_s and record.sent_s <= w.end_s
+    ]
+    kind = "stream" if one.stream else "plain"
+    return f" [{kind} wish={one.wish.json()} plan={plan} runs={ran} touched={touched} log={lines} armed={armed}]"
 
 
 def _ends(record: ClientRecord, seen: View, allowed: Allowed) -> Found:

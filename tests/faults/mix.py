@@ -15,6 +15,7 @@ from tests.faults.script import At, Do, Wish
 BAD_WISHES = 0.06
 BAD_CLIENTS = 0.06
 _PADS = ((0.70, 0), (0.90, 3_000), (0.99, 60_000), (1.0, 300_000))
+_HEAVY_PADS = ((0.5, 3_000), (1.0, 300_000))
 _STATUSES = (400, 404, 413, 422, 500, 302, 400, 404)
 _BREAKS: tuple[tuple[Do, At], ...] = (
     ("rst", "headers"), ("fin", "headers"), ("rst", "body"), ("fin", "body"), ("rst", "mid"), ("fin", "mid"),
@@ -36,15 +37,15 @@ def network_faults() -> list[Fault]:
     return [fault for fault in found.values() if fault is not None]
 
 
-def draw(rng: Random, request_id: str, model: str) -> Request:
-    """One request."""
+def draw(rng: Random, request_id: str, model: str, heavy: bool = False) -> Request:
+    """One request. `heavy`: as large as they come, for a warm-up that sets the high-water marks of memory."""
     stream = rng.random() < 0.55
     wish = _bad_wish(rng, stream) if rng.random() < BAD_WISHES else _good_wish(rng, stream)
     plan = _plan(rng, stream) if rng.random() < BAD_CLIENTS else STAY
-    if plan.stall_s and not wish.at:
+    if (plan.stall_s and not wish.at) or (heavy and rng.random() < 0.2):
         wish = Wish(text=LARGE)
     shade = rng.random()
-    pad = next(size for bound, size in _PADS if shade < bound)
+    pad = next(size for bound, size in (_HEAVY_PADS if heavy else _PADS) if shade < bound)
     return request(request_id, model, stream, wish, plan, asks_usage=rng.random() < 0.5, pad=rng.randrange(pad + 1))
 
 

@@ -24,6 +24,7 @@ LIMIT_S = 20.0
 REST_S = 20.0
 WEATHER_S = 1.0
 PIPELINED = 0.02
+HEAVY = 0.3
 AFTER_S = 1.0  # connections that a fault has left in a pool are closed when it ends, and may meet a request just then
 SETTINGS = """
 [timeouts]
@@ -72,6 +73,7 @@ class Soak:
         self._faults = network_faults()
         self._next = 0
         self._left = 0
+        self._heavy = 0
         self.result = SoakResult()
 
     @property
@@ -79,11 +81,12 @@ class Soak:
         return self._rig.groups[MODEL]
 
     async def run(self, requests: int, warm_up: int, epoch: int) -> None:
-        """A warm-up, then `requests` more, in epochs."""
+        """A warm-up that begins with a heavy part, then `requests` more, in epochs."""
         gateway = self._rig.gateway
         assert isinstance(gateway, GatewayProcess)
         await self._quiet()
         self.result.descriptors_base = gateway.descriptors()
+        self._heavy = int(warm_up * HEAVY)
         sizes = [warm_up, *([epoch] * (requests // epoch)), requests % epoch]
         for number, size in enumerate(filter(None, sizes)):
             await self._epoch(size)
@@ -165,7 +168,7 @@ class Soak:
     def _draw(self) -> Request:
         self._left -= 1
         self._next += 1
-        return draw(self._rng, f"s{self._next:x}", MODEL)
+        return draw(self._rng, f"s{self._next:x}", MODEL, heavy=self._next <= self._heavy)
 
     # -- judgement
 
