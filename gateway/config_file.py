@@ -127,7 +127,13 @@ class KeySection(_Section):
 
     def record(self) -> KeySpec:
         """As the gateway uses it."""
-        return KeySpec(self.sha256.lower(), self.name or self.sha256[:8].lower(), self.class_, self.weight, KeyLimits(**self.limits.model_dump()))
+        return KeySpec(
+            self.sha256.lower(),
+            self.name or self.sha256[:8].lower(),
+            self.class_,
+            self.weight,
+            KeyLimits(**self.limits.model_dump()),
+        )
 
 
 def _section(record: type, ranges: dict[str, tuple[float, float]], types: dict[str, Any] | None = None) -> Any:

@@ -45,8 +45,21 @@ class Round:
     start_s: float | None = None
 
 
-MEASURED = ("unary_us", "body16k_us", "body220k_us", "event_us", "event_user_us", "streams", "utilisation",
-            "latency_us", "first_event_us", "relay_us", "mem_idle_mib", "mem1000_mib", "start_s")
+MEASURED = (
+    "unary_us",
+    "body16k_us",
+    "body220k_us",
+    "event_us",
+    "event_user_us",
+    "streams",
+    "utilisation",
+    "latency_us",
+    "first_event_us",
+    "relay_us",
+    "mem_idle_mib",
+    "mem1000_mib",
+    "start_s",
+)
 """Fields of `Round` of which medians are taken."""
 
 
@@ -84,6 +97,7 @@ def rust_median(events: Mapping[str, float | None]) -> float | None:
 
 def figures(table: Medians) -> dict[str, float | None]:
     """The bench's figures; all but `start_s` (seconds) are ratios, lower is better."""
+
     def against(metric: str, rival: str) -> float | None:
         return ratio(table[metric].get(OURS), table[metric].get(rival))
 
@@ -93,24 +107,31 @@ def figures(table: Medians) -> dict[str, float | None]:
         "event_vs_rust_median": ratio(table["event_us"].get(OURS), rust_median(table["event_us"])),
         "event_vs_nginx": against("event_us", "nginx"),
         "mem1000_vs_smg": against("mem1000_mib", "smg"),
-        "first_event_vs_vllm_router": ratio(added(table, "first_event_us", OURS),
-                                            added(table, "first_event_us", "vllm-router")),
+        "first_event_vs_vllm_router": ratio(
+            added(table, "first_event_us", OURS), added(table, "first_event_us", "vllm-router")
+        ),
         "start_s": table["start_s"].get(OURS),
     }
 
 
-def summary(results: Mapping[str, Sequence[Round]], failures: Mapping[str, str], reference_loop_ms: float,
-            settings: Mapping[str, object]) -> dict[str, object]:
+def summary(
+    results: Mapping[str, Sequence[Round]],
+    failures: Mapping[str, str],
+    reference_loop_ms: float,
+    settings: Mapping[str, object],
+) -> dict[str, object]:
     """The JSON line: figures, raw medians per peer, what failed, and the settings that differ from run to run."""
     table = medians(results)
-    measured = {"start_by_peer_s" if metric == "start_s" else metric: known(rounded_map(per_peer))
-                for metric, per_peer in table.items()}
+    measured = {
+        "start_by_peer_s" if metric == "start_s" else metric: known(rounded_map(per_peer)) for metric, per_peer in table.items()
+    }
     return {
         "bench": "overhead",
         **rounded_map(figures(table)),
         **measured,
-        "first_event_added_us": known(rounded_map({peer: added(table, "first_event_us", peer)
-                                                   for peer in results if peer != DIRECT})),
+        "first_event_added_us": known(
+            rounded_map({peer: added(table, "first_event_us", peer) for peer in results if peer != DIRECT})
+        ),
         "rust_routers": [peer for peer in RUST_ROUTERS if table["event_us"].get(peer) is not None],
         "rounds": {peer: len(rounds) for peer, rounds in results.items()},
         "errors": error_counts(results),
@@ -153,11 +174,19 @@ def exit_code(wanted: Sequence[str], results: Mapping[str, Sequence[Round]], fai
 
 
 COLUMNS = (
-    ("µs/request 0.6 KB", "unary_us", 1), ("µs 16 KB", "body16k_us", 1), ("µs 220 KB", "body220k_us", 1),
-    ("µs/event paced", "event_us", 2), ("of it user", "event_user_us", 2), ("streams", "streams", 0),
-    ("core busy", "utilisation", 2), ("+latency p50 µs", "latency_us", 0),
-    ("+first event p50 µs", "first_event_us", 0), ("+relay p50 µs", "relay_us", 0),
-    ("MiB idle", "mem_idle_mib", 1), ("MiB 1,000 streams", "mem1000_mib", 1), ("start s", "start_s", 3),
+    ("µs/request 0.6 KB", "unary_us", 1),
+    ("µs 16 KB", "body16k_us", 1),
+    ("µs 220 KB", "body220k_us", 1),
+    ("µs/event paced", "event_us", 2),
+    ("of it user", "event_user_us", 2),
+    ("streams", "streams", 0),
+    ("core busy", "utilisation", 2),
+    ("+latency p50 µs", "latency_us", 0),
+    ("+first event p50 µs", "first_event_us", 0),
+    ("+relay p50 µs", "relay_us", 0),
+    ("MiB idle", "mem_idle_mib", 1),
+    ("MiB 1,000 streams", "mem1000_mib", 1),
+    ("start s", "start_s", 3),
 )
 """Heading, metric and decimals of each column; those headed "+" are differences to `direct`."""
 
@@ -165,8 +194,10 @@ COLUMNS = (
 def markdown(results: Mapping[str, Sequence[Round]], failures: Mapping[str, str]) -> str:
     """The table of medians, one row per peer; `direct` shows its own wall-clock medians in brackets."""
     table, errors = medians(results), error_counts(results)
-    lines = ["| gateway | " + " | ".join(heading for heading, _, _ in COLUMNS) + " | rounds | errors |",
-             "|---" * (len(COLUMNS) + 3) + "|"]
+    lines = [
+        "| gateway | " + " | ".join(heading for heading, _, _ in COLUMNS) + " | rounds | errors |",
+        "|---" * (len(COLUMNS) + 3) + "|",
+    ]
     for peer, rounds in results.items():
         if rounds:
             cells = [cell(table, peer, *column) for column in COLUMNS]

@@ -44,8 +44,7 @@ class Load:
     gap_ms: int = 0
 
     def arguments(self) -> list[str]:
-        plain = ["-c", f"{self.connections}", "-n", f"{self.requests}", "-t", f"{self.seconds}",
-                 "-b", f"{self.prompt_bytes}"]
+        plain = ["-c", f"{self.connections}", "-n", f"{self.requests}", "-t", f"{self.seconds}", "-b", f"{self.prompt_bytes}"]
         return plain + (["-s", "-k", f"{self.events}", "-d", f"{self.gap_ms}"] if self.events else [])
 
 
@@ -157,8 +156,7 @@ class Gateway:
         """The largest PSS in MiB while 1,000 streams of one event a second are open."""
         load = Load(1000, 1000, events=events, gap_ms=1000)
         command, largest = load_command(self.stage, GATEWAY_PORT, load), 0.0
-        with running(command, core=self.stage.load_core, output=subprocess.PIPE,
-                     errors=subprocess.PIPE) as generator:
+        with running(command, core=self.stage.load_core, output=subprocess.PIPE, errors=subprocess.PIPE) as generator:
             while not ends_within(generator, SAMPLE_S):
                 largest = max(largest, pss_mib(self.process.pid))
             self.bad += collect(generator, load).bad
@@ -185,8 +183,7 @@ def started(stage: Stage, recipe: Recipe, log: Path) -> Iterator[tuple[Gateway, 
     env = clean_environment(stage.place, command.env)
     with log.open("wb") as output, backends(stage):
         started_s = time.monotonic()
-        with running(command.argv, core=stage.gateway_core, output=output, errors=output, env=env,
-                     cwd=command.cwd) as process:
+        with running(command.argv, core=stage.gateway_core, output=output, errors=output, env=env, cwd=command.cwd) as process:
             start_s = first_answer_s(process, GATEWAY_PORT, started_s, START_LIMIT_S)
             if start_s is None:
                 raise PeerFailedError(f"did not start: {last_words(log)}")
@@ -205,8 +202,9 @@ def measured(gateway: Gateway, plan: Plan, start_s: float) -> Round:
     mem_idle_mib = pss_mib(gateway.process.pid)
     gateway.put(Load(16, seconds=plan.seconds / 2))
     gateway.put(Load(16, seconds=plan.seconds / 4, events=20))
-    plain: Mapping[str, Cost] = {name: gateway.put(Load(16, seconds=plan.seconds, prompt_bytes=size))
-                                 for name, size in SIZES_BYTES.items()}
+    plain: Mapping[str, Cost] = {
+        name: gateway.put(Load(16, seconds=plan.seconds, prompt_bytes=size)) for name, size in SIZES_BYTES.items()
+    }
     streams, paced = gateway.paced(plan.streams_each)
     single = gateway.put(Load(1, plan.low_requests)).answered
     few = gateway.put(Load(4, plan.low_streams, events=10, gap_ms=10)).answered
@@ -214,10 +212,18 @@ def measured(gateway: Gateway, plan: Plan, start_s: float) -> Round:
     events = max(paced.answered.events, 1)
     return Round(
         **{name: cost.per(cost.answered.done) for name, cost in plain.items()},
-        event_us=paced.per(events), event_user_us=paced.used.user_s / events * 1e6,
-        streams=streams, utilisation=paced.utilisation,
-        latency_us=single.latency_us, first_event_us=few.first_event_us, relay_us=few.relay_us,
-        mem_idle_mib=mem_idle_mib, mem1000_mib=mem1000_mib, start_s=start_s, errors=gateway.bad)
+        event_us=paced.per(events),
+        event_user_us=paced.used.user_s / events * 1e6,
+        streams=streams,
+        utilisation=paced.utilisation,
+        latency_us=single.latency_us,
+        first_event_us=few.first_event_us,
+        relay_us=few.relay_us,
+        mem_idle_mib=mem_idle_mib,
+        mem1000_mib=mem1000_mib,
+        start_s=start_s,
+        errors=gateway.bad,
+    )
 
 
 def direct_round(stage: Stage, plan: Plan) -> Round:
@@ -226,12 +232,12 @@ def direct_round(stage: Stage, plan: Plan) -> Round:
         run_load(stage, BACKEND_PORTS[0], Load(1, plan.low_requests))
         single = run_load(stage, BACKEND_PORTS[0], Load(1, plan.low_requests))
         few = run_load(stage, BACKEND_PORTS[0], Load(4, plan.low_streams, events=10, gap_ms=10))
-    return Round(latency_us=single.latency_us, first_event_us=few.first_event_us, relay_us=few.relay_us,
-                 errors=single.bad + few.bad)
+    return Round(
+        latency_us=single.latency_us, first_event_us=few.first_event_us, relay_us=few.relay_us, errors=single.bad + few.bad
+    )
 
 
 def last_words(log: Path) -> str:
     """The end of a gateway's log, on one line."""
     lines = log.read_text(errors="replace").strip().splitlines()[-3:]
     return " / ".join(lines)[-400:] or "it said nothing"
-

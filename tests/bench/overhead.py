@@ -108,8 +108,10 @@ class Bench:
             self.fail(name, error)
             return
         self.results[name].append(seen)
-        say(f"round {number + 1} {name}: {seen.unary_us:.1f} us/request, {seen.event_us:.2f} us/event, "
-            f"{seen.errors} errors ({time.monotonic() - started_s:.0f} s)")
+        say(
+            f"round {number + 1} {name}: {seen.unary_us:.1f} us/request, {seen.event_us:.2f} us/event, "
+            f"{seen.errors} errors ({time.monotonic() - started_s:.0f} s)"
+        )
 
     def summary(self, settings: Mapping[str, object]) -> dict[str, object]:
         return summary(self.results, self.failures, median(self.loop_ms), settings)
@@ -134,8 +136,9 @@ def chosen_peers(call: argparse.Namespace) -> dict[str, Recipe]:
     """The peers that the call asks for, in the order of the table; added ones always."""
     wanted = [part for part in call.only.split(",") if part]
     names = [name for name in PEERS if name in QUICK or not call.quick]
-    kept = [name for name in names
-            if not wanted or any(part[1:] == name if part[0] == "=" else part in name for part in wanted)]
+    kept = [
+        name for name in names if not wanted or any(part[1:] == name if part[0] == "=" else part in name for part in wanted)
+    ]
     if any("=" not in item for item in call.add):
         refuse("--add takes NAME=COMMAND")
     more = dict(item.split("=", 1) for item in call.add)
@@ -173,6 +176,7 @@ def refuse(reason: str) -> None:
 
 def end_on_signals() -> None:
     """SIGINT and SIGTERM end the run through the usual clean-up; further ones do not disturb it."""
+
     def end(number: int, _frame: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)

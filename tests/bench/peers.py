@@ -56,8 +56,11 @@ def urls(separator: str) -> str:
 def clean_environment(place: Place, extra: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what would change a gateway's defaults: switches of interpreters, proxies,
     Leeway's own variables. HOME and TMPDIR are the scratch folder, so no run sees the state of another."""
-    kept = {name: value for name, value in os.environ.items()
-            if not name.upper().startswith(DROPPED_PREFIXES) and not name.upper().endswith("_PROXY")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith(DROPPED_PREFIXES) and not name.upper().endswith("_PROXY")
+    }
     return kept | {"HOME": str(place.scratch), "TMPDIR": str(place.scratch)} | dict(extra)
 
 
@@ -116,38 +119,67 @@ backend llm
 
 def rust_router(environment: str, *module: str) -> Recipe:
     """The three Rust routers share their command line; each is started through its Python package."""
+
     def recipe(place: Place) -> Command:
         python = place.home / environment / "bin" / "python"
         if not python.exists():
             raise NotInstalledError(f"{environment} is missing: run setup.sh")
-        return Command((str(python), "-m", *module, "--host", "127.0.0.1", "--port", str(GATEWAY_PORT),
-                        "--worker-urls", *urls(" ").split(), "--policy", "power_of_two",
-                        "--prometheus-port", str(CONTROL_PORT), "--log-level", "error"), cwd=place.scratch)
+        return Command(
+            (
+                str(python),
+                "-m",
+                *module,
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(GATEWAY_PORT),
+                "--worker-urls",
+                *urls(" ").split(),
+                "--policy",
+                "power_of_two",
+                "--prometheus-port",
+                str(CONTROL_PORT),
+                "--log-level",
+                "error",
+            ),
+            cwd=place.scratch,
+        )
+
     return recipe
 
 
 def leeway_config() -> str:
     """The TOML of a user with four servers and one key: nothing in it changes a default but the named policy."""
-    backends = "\n".join(f'[[backends]]\nname = "b{number}"\nurl = "http://127.0.0.1:{port}"\n'
-                         'engine = "openai"\nmodels = ["m"]\n' for number, port in enumerate(BACKEND_PORTS, 1))
+    backends = "\n".join(
+        f'[[backends]]\nname = "b{number}"\nurl = "http://127.0.0.1:{port}"\nengine = "openai"\nmodels = ["m"]\n'
+        for number, port in enumerate(BACKEND_PORTS, 1)
+    )
     digest = hashlib.sha256(CLIENT_KEY.encode()).hexdigest()
-    return (f'[listen]\ndata = "127.0.0.1:{GATEWAY_PORT}"\ncontrol = "127.0.0.1:{CONTROL_PORT}"\n\n{backends}\n'
-            f'[[keys]]\nsha256 = "{digest}"\n\n[models.m]\npolicy = "po2"\n')
+    return (
+        f'[listen]\ndata = "127.0.0.1:{GATEWAY_PORT}"\ncontrol = "127.0.0.1:{CONTROL_PORT}"\n\n{backends}\n'
+        f'[[keys]]\nsha256 = "{digest}"\n\n[models.m]\npolicy = "po2"\n'
+    )
 
 
 def leeway(place: Place) -> Command:
     config = place.scratch / "gateway.toml"
     config.write_text(leeway_config())
-    return Command((place.python, "-m", "gateway", "serve", str(config)), {"PYTHONPATH": str(REPOSITORY)},
-                   place.scratch)
+    return Command((place.python, "-m", "gateway", "serve", str(config)), {"PYTHONPATH": str(REPOSITORY)}, place.scratch)
 
 
 def added_command(command: str) -> Recipe:
     """A gateway given on the command line; {port} {urls} {urls_sp} {ports} {tmp} are filled in."""
+
     def recipe(place: Place) -> Command:
         ports = ",".join(map(str, BACKEND_PORTS))
-        return Command(tuple(shlex.split(command.format(port=GATEWAY_PORT, urls=urls(","), urls_sp=urls(" "),
-                                                        ports=ports, tmp=place.scratch))))
+        return Command(
+            tuple(
+                shlex.split(
+                    command.format(port=GATEWAY_PORT, urls=urls(","), urls_sp=urls(" "), ports=ports, tmp=place.scratch)
+                )
+            )
+        )
+
     return recipe
 
 

@@ -117,16 +117,23 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def running(command: Sequence[str], *, core: int, output: IO[bytes] | int = subprocess.DEVNULL,
-            errors: IO[bytes] | int = subprocess.DEVNULL, env: Mapping[str, str] | None = None,
-            cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str],
+    *,
+    core: int,
+    output: IO[bytes] | int = subprocess.DEVNULL,
+    errors: IO[bytes] | int = subprocess.DEVNULL,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
     """The command on one core for as long as the block runs. Raises OSError if it cannot be started."""
     guarded = [shutil.which("setpriv") or "/usr/bin/setpriv", "--pdeathsig", "KILL", *command]
     home = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})  # inherited by the child: pinned from its first instruction on
     try:
-        process = subprocess.Popen(guarded, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, env=env, cwd=cwd,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            guarded, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, env=env, cwd=cwd, start_new_session=True
+        )
     finally:
         os.sched_setaffinity(0, home)
     try:

@@ -28,11 +28,23 @@ Rounds = list[Any]
 """Rounds of one peer: `figures.Round`, a type that only the loaded module knows."""
 
 
-def a_round(unary_us: float = 40.0, **changed: float | int | None) -> Any:
+def a_round(unary_us: float = 40.0, **changed: float | None) -> Any:
     """A plausible round of a gateway; a test names what it is about."""
-    usual = {"body16k_us": 50.0, "body220k_us": 200.0, "event_us": 16.0, "event_user_us": 5.0, "streams": 200,
-             "utilisation": 0.2, "latency_us": 120.0, "first_event_us": 520.0, "relay_us": 130.0,
-             "mem_idle_mib": 30.0, "mem1000_mib": 50.0, "start_s": 0.4, "errors": 0}
+    usual = {
+        "body16k_us": 50.0,
+        "body220k_us": 200.0,
+        "event_us": 16.0,
+        "event_user_us": 5.0,
+        "streams": 200,
+        "utilisation": 0.2,
+        "latency_us": 120.0,
+        "first_event_us": 520.0,
+        "relay_us": 130.0,
+        "mem_idle_mib": 30.0,
+        "mem1000_mib": 50.0,
+        "start_s": 0.4,
+        "errors": 0,
+    }
     return figures.Round(unary_us=unary_us, **(usual | changed))
 
 
@@ -45,8 +57,7 @@ def figures_of(results: dict[str, Rounds]) -> dict[str, float | None]:
 
 
 def test_a_ratio_is_of_medians_not_a_median_of_ratios() -> None:
-    results = {"leeway": [a_round(30), a_round(60), a_round(40)],
-               "vllm-router": [a_round(10), a_round(50), a_round(90)]}
+    results = {"leeway": [a_round(30), a_round(60), a_round(40)], "vllm-router": [a_round(10), a_round(50), a_round(90)]}
     assert figures_of(results)["unary_vs_vllm_router"] == pytest.approx(40 / 50)
 
 
@@ -63,14 +74,17 @@ def test_each_figure_divides_ours_by_the_rival_it_names() -> None:
         "vllm-router": [a_round(10.0, body220k_us=100.0, event_us=20.0, first_event_us=420.0, start_s=0.5)],
         "sglang-router": [a_round(event_us=16.0)],
         "smg": [a_round(event_us=40.0, mem1000_mib=100.0)],
-        "leeway": [a_round(12.0, body220k_us=70.0, event_us=12.0, first_event_us=220.0, mem1000_mib=25.0,
-                           start_s=0.25)],
+        "leeway": [a_round(12.0, body220k_us=70.0, event_us=12.0, first_event_us=220.0, mem1000_mib=25.0, start_s=0.25)],
     }
     assert figures_of(results) == {
-        "unary_vs_vllm_router": pytest.approx(1.2), "body220k_vs_vllm_router": pytest.approx(0.7),
-        "event_vs_rust_median": pytest.approx(12 / 20), "event_vs_nginx": pytest.approx(1.2),
-        "mem1000_vs_smg": pytest.approx(0.25), "first_event_vs_vllm_router": pytest.approx(200 / 400),
-        "start_s": pytest.approx(0.25)}
+        "unary_vs_vllm_router": pytest.approx(1.2),
+        "body220k_vs_vllm_router": pytest.approx(0.7),
+        "event_vs_rust_median": pytest.approx(12 / 20),
+        "event_vs_nginx": pytest.approx(1.2),
+        "mem1000_vs_smg": pytest.approx(0.25),
+        "first_event_vs_vllm_router": pytest.approx(200 / 400),
+        "start_s": pytest.approx(0.25),
+    }
 
 
 def test_the_rust_median_is_over_those_that_were_measured() -> None:
@@ -89,12 +103,18 @@ def test_a_rival_figure_that_is_no_measure_gives_no_ratio(theirs: float | None) 
     assert figures.ratio(5.0, theirs) is None
 
 
-@pytest.mark.parametrize(("done", "errors", "events", "events_each", "bad"), [
-    (10, 0, 0, 0, 0), (10, 3, 0, 0, 3), (10, 0, 1010, 100, 0), (10, 0, 1009, 100, 1), (10, 0, 1020, 100, 10),
-    (10, 2, 900, 100, 2),
-])
-def test_a_stream_owes_each_event_once_and_its_end(done: int, errors: int, events: int, events_each: int,
-                                                   bad: int) -> None:
+@pytest.mark.parametrize(
+    ("done", "errors", "events", "events_each", "bad"),
+    [
+        (10, 0, 0, 0, 0),
+        (10, 3, 0, 0, 3),
+        (10, 0, 1010, 100, 0),
+        (10, 0, 1009, 100, 1),
+        (10, 0, 1020, 100, 10),
+        (10, 2, 900, 100, 2),
+    ],
+)
+def test_a_stream_owes_each_event_once_and_its_end(done: int, errors: int, events: int, events_each: int, bad: int) -> None:
     assert figures.bad_answers(done, errors, events, events_each) == bad
 
 
@@ -110,16 +130,20 @@ def test_the_line_is_json_and_carries_medians_errors_failures_and_settings() -> 
     assert (line["reference_loop_ms"], line["seconds"]) == (61.235, 2.0)
 
 
-@pytest.mark.parametrize(("wanted", "ours", "failures", "status"), [
-    (["leeway", "smg"], [a_round()], {}, 0),
-    (["leeway", "smg"], [a_round()], {"smg": "did not start"}, 0),
-    (["smg"], None, {}, 0),
-    (["leeway"], [a_round(errors=1)], {}, 1),
-    (["leeway"], [a_round()], {"leeway": "ended under load"}, 1),
-    (["leeway"], [], {"leeway": "did not start"}, 1),
-])
-def test_only_our_own_failure_fails_the_run(wanted: list[str], ours: Rounds | None,
-                                            failures: dict[str, str], status: int) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "ours", "failures", "status"),
+    [
+        (["leeway", "smg"], [a_round()], {}, 0),
+        (["leeway", "smg"], [a_round()], {"smg": "did not start"}, 0),
+        (["smg"], None, {}, 0),
+        (["leeway"], [a_round(errors=1)], {}, 1),
+        (["leeway"], [a_round()], {"leeway": "ended under load"}, 1),
+        (["leeway"], [], {"leeway": "did not start"}, 1),
+    ],
+)
+def test_only_our_own_failure_fails_the_run(
+    wanted: list[str], ours: Rounds | None, failures: dict[str, str], status: int
+) -> None:
     results = {"smg": [a_round(errors=9)]} | ({} if ours is None else {"leeway": ours})
     assert figures.exit_code(wanted, results, failures) == status
 
