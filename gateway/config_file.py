@@ -127,13 +127,8 @@ class KeySection(_Section):
 
     def record(self) -> KeySpec:
         """As the gateway uses it."""
-        return KeySpec(
-            self.sha256.lower(),
-            self.name or self.sha256[:8].lower(),
-            self.class_,
-            self.weight,
-            KeyLimits(**self.limits.model_dump()),
-        )
+        sha256 = self.sha256.lower()
+        return KeySpec(sha256, self.name or sha256[:8], self.class_, self.weight, KeyLimits(**self.limits.model_dump()))
 
 
 def _section(record: type, ranges: dict[str, tuple[float, float]], types: dict[str, Any] | None = None) -> Any:
