@@ -109,6 +109,8 @@ class ResponseReader:
             self._fresh = False
             if self._feed_known(data):
                 return
+            if data[:7] != b"HTTP/1."[: len(data)]:  # llhttp takes RTSP and ICE, too
+                raise ProtocolError(502, "not an HTTP/1 response")
             self._head = None
             self._parse(data)
             if self._head is not None:
