@@ -362,9 +362,14 @@ class DataPlane:
             return
 
     async def close(self) -> None:
-        """End everything that is left."""
+        """End everything that is left; each request has its end in the log before this returns."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
         for client in list(self._clients):
             client.abort()
+        if self._clients:
+            await self._flushed()
         for pool in self._pools.values():
             pool.close()
         self.deadlines.close()
