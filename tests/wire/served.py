@@ -1,19 +1,26 @@
-"""A gateway as a process of its own, for what only a process can show: signals, exit codes, its own memory. Shell."""
+"""A gateway as a process of its own, for what only a process can show: signals, exit codes, its own memory. Shell.
+
+`served` checks the same common conditions as kit.run: answers in time, nothing held, nothing on standard error, one end
+for each request; and that SIGTERM ends it with code 0.
+"""
 
 import asyncio
 import json
+import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.wire.kit import ADMIN_KEY
+from tests.wire.kit import ADMIN_KEY, ANSWER_S, BACK_S, CANARY, idle_for, metric
 from tests.wire.peer import Answer, Peer, Sent, connect
 from tests.wire.scripted import ScriptedBackend
 
-END_S = 10.0
+END_S = 20.0
+HELD = ("leeway_backend_in_flight", "leeway_queue_depth", "leeway_client_connections", "leeway_held_body_bytes")
 
 
 class Served:
@@ -77,6 +84,42 @@ class Served:
         peer.close()
         return answer
 
+    async def held(self) -> dict[str, float]:
+        """What it holds now, as it says itself and as the kernel does."""
+        text = (await self.admin("GET", "/metrics")).body.decode()
+        assert CANARY not in text
+        return {name: metric(text, name) for name in HELD} | {"fds": len(os.listdir(f"/proc/{self.pid}/fd"))}
+
+    async def at_rest(self, before: dict[str, float]) -> None:
+        """Check that it answers at once and holds no more than `before`."""
+        loop = asyncio.get_running_loop()
+        taken_s = []
+        for _ in range(5):
+            started_s = loop.time()
+            assert (await self.ask(path="/health", method="GET")).status == 200
+            taken_s.append(loop.time() - started_s)
+        assert min(taken_s) < ANSWER_S, taken_s
+        end_s = loop.time() + BACK_S
+        now = await self.held()
+        while any(now[name] > before[name] for name in now):
+            assert loop.time() < end_s, f"{before}, and after the case {now}"
+            await idle_for(0.02)
+            now = await self.held()
+
+    def check_log(self) -> None:
+        """One end for each request, and nothing that must not be there. Only once it has ended."""
+        text = json.dumps(self.log)
+        assert CANARY not in text
+        assert "Traceback" not in text
+        ends = Counter(line["id"] for line in self.log if line["event"] == "request")
+        wrong = {request_id: ends[request_id] for request_id in self.sent.ids if ends[request_id] != 1}
+        assert not wrong, f"requests without exactly one end: {wrong}"
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.returncode is None
+
     def terminate(self) -> None:
         """SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
@@ -101,7 +144,7 @@ async def served(tmp_path: Path, settings: str, *backends: ScriptedBackend) -> A
     """A gateway of these TOML settings before these backends. Nothing may come out of its standard error."""
     tables = [f'[[backends]]\nname = "{b.name}"\nurl = "{b.url}"\nengine = "openai"\nmodels = ["m"]' for b in backends]
     path = tmp_path / "gateway.toml"
-    listen = '[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"'
+    listen = '[pool]\nidle_s = 0.2\n[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"'
     path.write_text("\n".join((listen, f'[admin]\nkey = "{ADMIN_KEY}"', settings, *tables)))
     with (tmp_path / "stderr").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -110,7 +153,15 @@ async def served(tmp_path: Path, settings: str, *backends: ScriptedBackend) -> A
     running = Served(process)
     try:
         await running.started()
+        for backend in backends:
+            await running.event("backend", name=backend.name, after="ready")
+        before = await running.held()
         yield running
+        if running.running:
+            await running.at_rest(before)
+            running.terminate()
+            assert await running.ended() == 0
     finally:
         await running.kill()
+    running.check_log()
     assert (tmp_path / "stderr").read_text() == ""

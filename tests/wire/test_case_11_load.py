@@ -44,7 +44,6 @@ def test_case_11_1_memory_is_flat_over_different_prompts(tmp_path: Path) -> None
         backend = ScriptedBackend("b0")
         await backend.start()
         async with served(tmp_path, "", backend) as gateway:
-            await gateway.event("backend", name="b0", after="ready")
             await load(gateway, backend, 0, PROMPTS // 2)
             before = rss_bytes(gateway.pid)
             await load(gateway, backend, 100, PROMPTS)
@@ -84,7 +83,6 @@ def test_case_11_2_stalled_readers_hold_little(tmp_path: Path) -> None:
         await backend.start()
         backend.play = offer
         async with served(tmp_path, "", backend) as gateway:
-            await gateway.event("backend", name="b0", after="ready")
             await gateway.ask(path="/livez", method="GET")
             before = rss_bytes(gateway.pid)
             peers = []

@@ -123,7 +123,6 @@ def test_case_15_1_long_prompts_leave_the_loop_free(tmp_path: Path) -> None:
         await backend.start()
         backend.play = play_long
         async with served(tmp_path, '[models.m]\naliases = ["alias"]', backend) as gateway:
-            await gateway.event("backend", name="b0", after="ready")
             peers = [await gateway.connect() for _ in range(50)]
             for peer in peers:
                 peer.ask(chat("hi", stream=True))
