@@ -19,7 +19,9 @@ from gateway.relay.splice import (
     Span,
     ask_usage,
     multipart_field,
+    multipart_span,
     parse_small,
+    replace,
     set_model,
 )
 from gateway.signals import session_key
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from gateway.server import DataPlane
 
 SCAN_TOKENS = 1024
+SCANNED_AT_ONCE_BYTES = 8192
 SMALL_UPLOAD_BYTES = 65536
 _NO_ROUTE = Route()
 
@@ -87,6 +90,7 @@ class Intake:
     _pieces: list[bytes] | None = None
     _first = b""
     _spans: Mapping[str, Span] = MappingProxyType({})
+    _form = b""
 
     def __init__(self, plane: "DataPlane") -> None:
         self._plane = plane
@@ -157,11 +161,12 @@ class Intake:
                 then(EMPTY)
                 return
             if content_type.startswith(b"multipart/"):
+                self._form = content_type
                 then(BodyFields(model=multipart_field(body, content_type, b"model")))
                 return
             small = len(body) <= plane.limits.parse_bytes and plane.limits.json_depth >= PARSER_DEPTH
             fields = parse_small(body) if small else None
-            if fields is None:
+            if fields is None or (len(body) > SCANNED_AT_ONCE_BYTES and self._edits(fields)):
                 self._scan = Scan(body, plane.limits.json_depth)
                 self._scan_on(then)
                 return
@@ -188,10 +193,11 @@ class Intake:
 
         (the body to send, whether the usage chunk that it brings is ours and not the client's).
         """
-        plane, spans = self._plane, self._spans
-        depth = plane.limits.json_depth
-        strip = fields.stream and not fields.asks_usage and self.verdict.route.asks_usage and plane.config.usage == "ask"
+        spans, depth, strip = self._spans, self._plane.limits.json_depth, self._strips(fields)
         renamed = fields.model != model and fields.model != ""
+        if self._form:
+            span = multipart_span(body, self._form, b"model") if renamed else None
+            return (replace(body, span, model.encode()) if span else body), False
         model_first = spans.get("model", (0, 0)) < spans.get("stream_options", (0, 0))
         if renamed and not model_first:  # the later member is edited first: the other's span stays true
             body = set_model(body, model, depth, spans.get("model"))
@@ -200,6 +206,16 @@ class Intake:
         if renamed and model_first:
             body = set_model(body, model, depth, spans.get("model"))
         return body, strip
+
+    def _strips(self, fields: BodyFields) -> bool:
+        """Whether the engine is asked for a usage chunk that the client does not want."""
+        wanted = fields.stream and not fields.asks_usage
+        return wanted and self.verdict.route.asks_usage and self._plane.config.usage == "ask"
+
+    def _edits(self, fields: BodyFields) -> bool:
+        """Whether a member inside the body will be replaced, so that its place must be found."""
+        renamed = self._plane.resolve(fields.model) not in (None, fields.model) if fields.model else False
+        return renamed or (fields.has_stream_options and self._strips(fields))
 
     def stop(self) -> None:
         """The client left: a scan under way ends."""

@@ -284,20 +284,26 @@ _FIELD_NAME = re.compile(rb'[;\s]name="?([A-Za-z0-9_]{1,64})"?')
 
 def multipart_field(body: bytes, content_type: bytes, name: bytes) -> str:
     """The text of one small form field of a multipart body; "" where absent. Never copies the files."""
+    start, end = multipart_span(body, content_type, name) or (0, 0)
+    return body[start : min(end, start + 512)].decode(errors="replace")
+
+
+def multipart_span(body: bytes, content_type: bytes, name: bytes) -> Span | None:
+    """Where the content of one form field stands in a multipart body."""
     found = _BOUNDARY.search(content_type)
     if found is None:
-        return ""
+        return None
     mark = b"--" + found[1]
     at = body.find(mark)
     for _ in range(256):
         if at < 0:
-            return ""
+            return None
         head_end = body.find(b"\r\n\r\n", at, at + 8192)
         if head_end < 0:
-            return ""
+            return None
         following = body.find(b"\r\n" + mark, head_end)
         field = _FIELD_NAME.search(body, at, head_end)
         if field is not None and field[1] == name and following >= 0:
-            return body[head_end + 4 : following][:512].decode(errors="replace")
+            return head_end + 4, following
         at = following
-    return ""
+    return None

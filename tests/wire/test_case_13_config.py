@@ -12,6 +12,7 @@ from gateway.config_file import ConfigError, load
 from tests.wire.kit import ADMIN_KEY, CONFIG, Rig, chat, idle_for, run
 from tests.wire.scripted import ScriptedBackend
 from tests.wire.served import Served, served
+from tests.wire.test_case_06_headers import FORM, MULTIPART
 
 HEAD = f'[pool]\nidle_s = 0.2\n[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"\n[admin]\nkey = "{ADMIN_KEY}"\n'
 
@@ -122,6 +123,10 @@ def test_case_13_3_every_listed_id_works_on_every_route() -> None:
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"):
                 assert (await rig.ask({**chat(), "model": name}, path)).status == 200, (name, path)
                 assert rig.backend.calls[-1].json["model"] == card.get("root", name)
+            form = FORM.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + name.encode() + b"\r\n")
+            assert (await rig.ask(form, "/v1/audio/transcriptions", headers=MULTIPART)).status == 200
+            said = b"\r\n\r\n" + card.get("root", name).encode() + b"\r\n"
+            assert rig.backend.calls[-1].body == FORM.replace(b"\r\n\r\nm\r\n", said)
 
     run(case, replace(CONFIG, models=models), backends=(backend,))
 

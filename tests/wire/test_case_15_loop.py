@@ -142,12 +142,13 @@ def test_case_15_1_long_prompts_leave_the_loop_free(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("messages", [0, 30, 3000, 10_000])
 @pytest.mark.parametrize("model_first", [True, False])
-def test_case_15_1_a_large_body_is_edited_where_it_must_be(model_first: bool) -> None:
-    """15.1: a body over the parsing limit that names an alias and streams: only the model and the usage wish change."""
+def test_case_15_1_a_large_body_is_edited_where_it_must_be(model_first: bool, messages: int) -> None:
+    """15.1: a body of any size that names an alias and streams: only the model and the usage wish change."""
     members = [b'"model":"alias"', b'"stream_options":{"x":1}']
     begin, end = members if model_first else members[::-1]
-    body = b'{%b,"stream":true,"messages":[%b],%b}' % (begin, MESSAGES[:399_999], end)
+    body = b'{%b,"stream":true,"messages":[%b],%b}' % (begin, MESSAGES[: max(0, 40 * messages - 1)], end)
 
     async def case(rig: Rig) -> None:
         assert (await rig.ask(body)).body.endswith(FINISH + DONE)
