@@ -209,8 +209,9 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def close(self) -> None:
-        """Close after what is written."""
+        """Close after what is written; a client that does not read it is not waited for without end."""
         self._closing = True
+        self.due_s = self._host.deadlines.now_s + self._host.timeouts.write_stall_s
         if self._transport is not None:
             self._transport.close()
 
