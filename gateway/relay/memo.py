@@ -15,19 +15,35 @@ HEAD_BYTES_MAX = 8192  # larger heads are rare, and HeadStore.SIZE of them would
 
 
 class HeadStore(Generic[Head]):
-    """Heads that many connections repeat, kept once for all of them; forgotten together when there are too many."""
+    """Heads that many connections repeat, kept once for all of them; forgotten together when there are too many.
 
-    __slots__ = ("_heads",)
+    New ones are on probation: a head that names its request (x-request-id, traceparent) never comes again, and such heads
+    would only fill the store and push out the others.
+    """
+
+    __slots__ = ("_heads", "_new")
     SIZE = 1024
+    NEW_SIZE = 64
 
     def __init__(self) -> None:
         self._heads: dict[tuple[bytes, bytes], tuple[bytes, bytes, Head]] = {}
+        self._new: dict[tuple[bytes, bytes], tuple[bytes, bytes, Head]] = {}
 
     def shared(self, prefix: bytes, suffix: bytes, head: Head) -> tuple[bytes, bytes, Head]:
         """The one copy of a head with these bytes."""
+        key = (prefix, suffix)
+        kept = self._heads.get(key)
+        if kept is not None:
+            return kept
+        kept = self._new.pop(key, None)
+        if kept is None:
+            if len(self._new) >= self.NEW_SIZE:
+                self._new.clear()
+            return self._new.setdefault(key, (prefix, suffix, head))
         if len(self._heads) >= self.SIZE:
             self._heads.clear()
-        return self._heads.setdefault((prefix, suffix), (prefix, suffix, head))
+        self._heads[key] = kept
+        return kept
 
 
 class HeadMemo(Generic[Head]):

@@ -1,5 +1,7 @@
 """Recognising a repeated head: only the very same bytes match, only plain lengths are taught, all of it is bounded."""
 
+import weakref
+
 import pytest
 
 from gateway.relay.memo import HEAD_BYTES_MAX, HeadMemo, HeadStore
@@ -88,3 +90,28 @@ def test_connections_share_one_copy_and_a_full_store_starts_over() -> None:
         assert kept[0] == b"a%d" % count
     assert store.shared(HEAD, b"", "new")[2] == "new"
     assert store.shared(HEAD, b"", "newer")[2] == "new"
+
+
+def test_heads_that_never_come_again_push_out_none_that_do() -> None:
+    store: HeadStore[str] = HeadStore()
+    for _ in range(2):
+        kept = store.shared(b"often", b"", "first")
+    for count in range(3 * HeadStore.SIZE):
+        store.shared(b"once %d" % count, b"", "head")
+    assert store.shared(b"often", b"", "later") is kept
+
+
+def test_a_store_holds_a_bounded_number_of_heads() -> None:
+    store: HeadStore[object] = HeadStore()
+    alive: weakref.WeakSet[Marked] = weakref.WeakSet()
+    for count in range(3 * HeadStore.SIZE):
+        for _ in range(1 + count % 2):
+            marked = Marked()
+            alive.add(marked)
+            store.shared(b"%d" % count, b"", marked)
+    del marked
+    assert len(alive) <= HeadStore.SIZE + HeadStore.NEW_SIZE
+
+
+class Marked:
+    """Something that can be counted while it is alive."""
