@@ -97,6 +97,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._routes: dict[tuple[str, Kind], tuple[Replica, ...]] = {}
         self._suspicion = Suspicion(health.poison_ttl_s)
+        self.has_drops = False  # whether any body is under suspicion: only then is hashing bodies worth its cost
         self._transitions: deque[Transition] = deque(maxlen=TRANSITIONS_KEPT)
         self.version = 0
 
@@ -260,8 +261,10 @@ class Fleet:
             replica.suspects.clear()
             if replica.state == "ready":
                 replica.reason = ""
-        if self._suspicion and body_hash is not None:
-            for name in self._suspicion.works(body_hash) - {replica.name}:
+        if self.has_drops and body_hash is not None:
+            droppers = self._suspicion.works(body_hash)
+            self.has_drops = bool(self._suspicion)
+            for name in droppers - {replica.name}:
                 blamed = self._replicas.get(name)
                 if blamed is not None and blamed.state == "ready":
                     self._count_failure(blamed, "dropped a request that works elsewhere")
@@ -276,6 +279,7 @@ class Fleet:
         replica.trial = False
         if kind == "reset" and body_hash is not None:
             self._suspicion.dropped(body_hash, replica.name, now_s)
+            self.has_drops = True
             if body_hash in replica.suspects:
                 return  # the same request again: no news about the backend
             replica.suspects.add(body_hash)
@@ -295,14 +299,10 @@ class Fleet:
         """Backends that dropped this very body lately, as far as that speaks against the body."""
         return self._suspicion.droppers(body_hash, now_s)
 
-    @property
-    def has_drops(self) -> bool:
-        """Whether any body is under suspicion (so that hashing a body is worth its cost)."""
-        return bool(self._suspicion)
-
     def forget(self, now_s: float) -> None:
         """Drop what is too old to matter."""
         self._suspicion.forget(now_s)
+        self.has_drops = bool(self._suspicion)
 
     def _count_failure(self, replica: Replica, reason: str) -> bool:
         """True when that opened the breaker."""

@@ -51,7 +51,7 @@ class Exchange:
     _ended = False
     _heard_s = 0.0
     _stalled_s = NEVER
-    _settled = False
+    _settled = _dropped = False
 
     def __init__(self, plane: "DataPlane", client: "ClientConnection") -> None:
         self._plane = plane
@@ -95,8 +95,7 @@ class Exchange:
         if intake.refusal is not None:
             self.refuse(intake.refusal)
         elif intake.verdict.local is not None:
-            status, headers, body = self._plane.local_answer(intake.verdict.local)
-            self._answer_own(status, headers, body, "complete", "")
+            self._answer_own(*self._plane.local_answer(intake.verdict.local), "complete", "")
         else:
             self._body = intake.body()
             account.body_bytes = len(self._body)
@@ -364,6 +363,7 @@ class Exchange:
         return self._body_hash
 
     def _drop_body(self) -> None:
+        self._dropped = True
         if self._plane.fleet.has_drops:
             self._hash_body()
         self._body = b""
@@ -387,10 +387,12 @@ class Exchange:
         self._let_go()
         if self._placement is not None:
             self._placement.stop()
+            self._placement = None  # they hold each other
         if self._entered:
             assert intake.verdict.client is not None
             intake.verdict.client.in_flight -= 1
-        self._drop_body()
+        if not self._dropped:
+            self._drop_body()
         if broken:
             self._client.abort()
         elif end != "client_gone":

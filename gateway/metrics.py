@@ -81,11 +81,12 @@ class RequestMetrics:
             cell = self._cell(account)
         end = (account.status, account.end)
         cell.ends[end] = cell.ends.get(end, 0) + 1
-        cell.duration.observe(account.finished_s - account.arrived_s)
-        if account.first_byte_s >= 0:
-            cell.ttft.observe(account.first_byte_s - account.arrived_s)
-        if account.dispatched_s >= 0:
-            cell.queue.observe(account.dispatched_s - account.accepted_s)
+        arrived_s, first_byte_s, dispatched_s = account.arrived_s, account.first_byte_s, account.dispatched_s
+        cell.duration.observe(account.finished_s - arrived_s)
+        if first_byte_s >= 0:
+            cell.ttft.observe(first_byte_s - arrived_s)
+        if dispatched_s >= 0:
+            cell.queue.observe(dispatched_s - account.accepted_s)
         if account.prompt_tokens > 0:
             cell.prompt_tokens += account.prompt_tokens
         if account.output_tokens > 0:

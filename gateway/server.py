@@ -7,6 +7,7 @@ adapters are upkeep's.
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
+from functools import partial
 from random import Random
 
 from gateway.accounts import Account
@@ -102,7 +103,7 @@ class DataPlane:
         self.deadlines.start()
 
     def _accept(self) -> ClientConnection:
-        return ClientConnection(self, lambda client: Exchange(self, client))
+        return ClientConnection(self, partial(Exchange, self))
 
     @property
     def port(self) -> int:
@@ -157,7 +158,7 @@ class DataPlane:
 
     def _open_pool(self, spec: BackendSpec) -> None:
         self._pools[spec.name] = BackendPool(
-            spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec), self._trust
+            spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec), self._trust, self.now
         )
 
     def _trust(self) -> ssl.SSLContext:

@@ -12,20 +12,21 @@ MARGIN = 0.8
 class IdleTrust:
     """The learned idle limit of one backend, in seconds."""
 
-    __slots__ = ("_cap_s", "_closed_s", "_survived_s", "_unproven_s")
+    __slots__ = ("_cap_s", "_closed_s", "_survived_s", "_unproven_s", "limit_s")
 
     def __init__(self, cap_s: float, unproven_s: float) -> None:
         self._cap_s = cap_s
         self._unproven_s = unproven_s
         self._survived_s = 0.0
         self._closed_s = float("inf")
+        self.limit_s = 0.0  # idle age up to which a connection may be used
+        self._learned()
 
-    @property
-    def limit_s(self) -> float:
-        """Idle age up to which a connection may be used."""
+    def _learned(self) -> None:
+        # kept, not computed at each use: it is read for every request
         proven = min(self._survived_s, self._closed_s) * MARGIN
         unproven = min(self._unproven_s, self._closed_s * MARGIN)
-        return min(self._cap_s, max(proven, unproven))
+        self.limit_s = min(self._cap_s, max(proven, unproven))
 
     @property
     def canary_s(self) -> float:
@@ -34,14 +35,18 @@ class IdleTrust:
 
     def survived(self, age_s: float) -> None:
         """A connection was seen alive after `age_s` of idling."""
-        self._survived_s = max(self._survived_s, age_s)
+        if age_s > self._survived_s:
+            self._survived_s = age_s
+            self._learned()
 
     def closed(self, age_s: float) -> None:
         """The server closed a connection after `age_s` of idling."""
         self._closed_s = min(self._closed_s, age_s)
+        self._learned()
 
     def announced(self, limit_s: float) -> None:
         """The server named its limit (`Keep-Alive: timeout=`)."""
         if limit_s < self._closed_s:
             self._closed_s = limit_s
             self._survived_s = max(self._survived_s, limit_s)
+            self._learned()

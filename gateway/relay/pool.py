@@ -35,13 +35,21 @@ class BackendPool:
     """Connections to the backend at `url` (http or https, optionally with a path prefix)."""
 
     def __init__(
-        self, url: str, api_key: str, pool: Pool, limits: Limits, allowed: AddressCheck, tls: Callable[[], ssl.SSLContext]
+        self,
+        url: str,
+        api_key: str,
+        pool: Pool,
+        limits: Limits,
+        allowed: AddressCheck,
+        tls: Callable[[], ssl.SSLContext],
+        now: Callable[[], float],
     ) -> None:
         parts = urlsplit(url)
         self._tls = tls() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
         self._settings = pool
+        self._now = now
         self._limits = limits
         self._allowed = allowed
         self._idle: deque[UpstreamConnection] = deque()
@@ -107,7 +115,7 @@ class BackendPool:
         if self._closed or len(self._idle) >= self._settings.idle_connections:
             connection.close()
             return
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        connection.idle_since_s = self._now()
         self._idle.append(connection)
 
     def gone(self, connection: UpstreamConnection, eof: bool) -> None:
@@ -116,7 +124,7 @@ class BackendPool:
         if connection in self._idle:
             self._idle.remove(connection)
             if connection.used and eof:
-                self.trust.closed(asyncio.get_running_loop().time() - connection.idle_since_s)
+                self.trust.closed(self._now() - connection.idle_since_s)
 
     def announced(self, keep_alive: bytes) -> None:
         """A response carried `Keep-Alive: timeout=N`."""

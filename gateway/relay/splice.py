@@ -17,6 +17,7 @@ WANTED = frozenset(
     ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
     + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
 )
+_RARE = WANTED - {"model", "stream", "max_tokens"}
 MAX_VALUE_BYTES = 65536
 PARSER_DEPTH = 1024  # where orjson itself stops; a tighter bound needs the scan
 _MAX_KEY_BYTES = 6 * max(map(len, WANTED))  # every character as \\uXXXX
@@ -54,6 +55,8 @@ def _count(value: object, default: int) -> int:
 def fields_of(parsed: dict[str, object]) -> BodyFields:
     """The fields from a parsed object (all of it, or its WANTED members)."""
     get = parsed.get
+    if parsed.keys().isdisjoint(_RARE):  # most requests
+        return BodyFields(_text(get("model")), get("stream") is True, _count(get("max_tokens"), -1))
     options = get("stream_options")
     metadata = get("metadata")
     session = get("prompt_cache_key") or get("session_id") or (metadata.get("user_id") if isinstance(metadata, dict) else None)

@@ -80,6 +80,12 @@ class EventFramer:
 def find_tokens(data: bytes) -> tuple[int, int]:
     """(prompt, output) tokens that the usage objects in `data` name, each the last figure said; -1 where none is."""
     prompt = output = -1
+    if data.count(b'"usage"') < 2:
+        found = _USAGE.search(data)
+        if found is None:
+            return -1, -1
+        first, second = _PROMPT_TOKENS.search(data, found.start()), _OUTPUT_TOKENS.search(data, found.start())
+        return int(first[1]) if first else -1, int(second[1]) if second else -1
     starts = [found.start() for found in _USAGE.finditer(data)]
     for start, end in pairwise((*starts, len(data))):
         if found := _PROMPT_TOKENS.search(data, start, end):
