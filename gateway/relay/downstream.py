@@ -111,6 +111,7 @@ class ClientConnection(asyncio.Protocol):
                 exchange.on_gone()
         self._reading = self._current = None
         self._pipeline.clear()
+        self._reader.close()
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -105,6 +105,10 @@ class RequestReader:
         self._target = b""
         self._seen = False
 
+    def close(self) -> None:
+        """Read no more. Owner, reader and parser hold each other: let go here, they need no garbage collector."""
+        del self._sink, self._parser
+
     @property
     def in_head(self) -> bool:
         """True from a request's first byte to the end of its head."""

@@ -86,6 +86,10 @@ class ResponseReader:
         self.ended = False
         self.reusable = False
 
+    def close(self) -> None:
+        """Read no more. Owner, reader and parser hold each other: let go here, they need no garbage collector."""
+        del self._sink, self._parser
+
     def expect(self) -> None:
         """Make ready for the next response on the same connection."""
         self._framed = self._fresh = True

@@ -134,6 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._owner is not None:
             self._lose("reset", "the backend closed the connection")
         self._home.gone(self, exc is None)
+        self._reader.close()
 
     # -- the reader's sink
 
