@@ -36,6 +36,7 @@ class Answer:
     _held_bytes = 0
     _chunked = False
     _by_close = False
+    _passing: StreamWatch | None = None  # the watch, while chunks of ours may be the backend's own
 
     def __init__(
         self,
@@ -72,8 +73,7 @@ class Answer:
 
     def relay_chunks(self, data: bytes) -> bool:
         """Pass whole chunks that hold whole events on as they came. False when they need more than a glance."""
-        framer, watch = self._framer, self._watch
-        if framer is None or watch is None or not self._chunked or not framer.between_events or not watch.glance(data):
+        if self._passing is None or not self._passing.glance(data):
             return False
         self._client.write(data)
         return True
@@ -86,7 +86,9 @@ class Answer:
         if not ended:
             if out:
                 self._write(out)
+            self._passing = watch if self._chunked and framer.between_events else None
             return "more"
+        self._passing = None
         tail = framer.rest()
         if tail:
             tail = watch.see(tail)

@@ -228,10 +228,10 @@ class Exchange:
 
     def on_chunks(self, data: bytes) -> bool:
         """Whole chunks with whole events: most of a stream's life passes here. False: tell it as pieces."""
-        answer = self._answer
-        if answer is None or not answer.relay_chunks(data):
+        answer, placement = self._answer, self._placement
+        if answer is None or placement is None or placement.replica is None or not answer.relay_chunks(data):
             return False
-        self._heard_s = self._replica.last_byte_s = self._plane.now()
+        self._heard_s = placement.replica.last_byte_s = self._plane.now()
         return True
 
     def on_end(self) -> None:

@@ -20,6 +20,10 @@ NEVER = float("inf")
 LINGER_S = 2.0
 
 
+def _nowhere(data: bytes) -> None:
+    """Where bytes for a client that left go."""
+
+
 class Exchange(Protocol):
     """What a connection needs of the request that it carries."""
 
@@ -63,6 +67,7 @@ class ClientConnection(asyncio.Protocol):
         "_transport",
         "body_bytes",
         "due_s",
+        "write",
     )
 
     def __init__(self, host: Host, make: Callable[["ClientConnection"], Exchange]) -> None:
@@ -79,12 +84,14 @@ class ClientConnection(asyncio.Protocol):
         self.body_bytes = 0
         self._last_body_bytes = 0
         self.due_s = NEVER
+        self.write: Callable[[bytes], None] = _nowhere  # the transport's own, without a step between
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
         self._transport = cast("asyncio.Transport", transport)
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=self._host.limits.write_buffer_bytes)
         self._host.deadlines.add(self)
         self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
@@ -103,6 +110,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.write = _nowhere
         self._closing = True
         self._host.deadlines.discard(self)
         self._host.left(self)
@@ -170,11 +178,6 @@ class ClientConnection(asyncio.Protocol):
     def paused(self) -> bool:
         """Whether the client reads too slowly just now."""
         return self._paused
-
-    def write(self, data: bytes) -> None:
-        """Send bytes of the current exchange's answer."""
-        if self._transport is not None:
-            self._transport.write(data)
 
     def finished(self, keep_alive: bool) -> None:
         """The current exchange has its end."""

@@ -1,5 +1,6 @@
 """Responses from backends: bytes in, one head and body pieces out; a peer to be distrusted as much as a client. Sans-io."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
@@ -65,12 +66,14 @@ class ResponseReader:
         "_quiet_bytes",
         "_reason",
         "_sink",
+        "_take_chunks",
         "ended",
         "reusable",
     )
 
     def __init__(self, sink: ResponseSink, limits: HeadLimits, store: HeadStore[ResponseHead] | None = None) -> None:
         self._sink = sink
+        self._take_chunks: Callable[[bytes], bool] = sink.on_chunks
         self._limits = limits
         self._parser = httptools.HttpResponseParser(self)
         self._memo: HeadMemo[ResponseHead] = HeadMemo(store or HeadStore())
@@ -90,16 +93,22 @@ class ResponseReader:
         """Read no more. Owner, reader and parser hold each other: let go here, they need no garbage collector."""
         del self._sink, self._parser
 
-    def expect(self) -> None:
-        """Make ready for the next response on the same connection."""
+    def expect(self, take_chunks: Callable[[bytes], bool] | None = None) -> None:
+        """Make ready for the next response on the same connection; whole chunks are offered to `take_chunks`, or to the
+        sink."""
+        self._take_chunks = take_chunks or self._sink.on_chunks
         self._framed = self._fresh = True
         self._informational = self._quiet_bytes = 0
         self.ended = self.reusable = self._between_chunks = False
 
     def feed(self, data: bytes) -> bool:
         """Parse `data`; raises ProtocolError. True when the sink took all of it as whole chunks."""
-        if self._between_chunks and data.endswith(b"\n\n\r\n") and _are_chunks(data) and self._sink.on_chunks(data):
-            return True
+        if self._between_chunks and data.endswith(b"\n\n\r\n"):
+            end = data.find(b"\r\n", 0, 10)
+            length = _chunk_bytes(data[:end]) if end > 0 else 0
+            whole = length > 1 and len(data) == end + 4 + length  # one chunk, as most reads are
+            if (whole or _are_chunks(data)) and self._take_chunks(data):
+                return True
         self._feed(data)
         if self._between_chunks and data[-1] != _LF:
             self._between_chunks = False  # the parser has read the start of the next size line

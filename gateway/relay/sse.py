@@ -125,6 +125,15 @@ class StreamWatch:
         nothing is counted, when they carry a usage object: those need `see`."""
         if b'"usage"' in data and _USAGE.search(data):
             return False
+        if (
+            self._face == "openai"
+            and b'"finish_reason":"' not in data
+            and b'"finish_reason": "' not in data
+            and b"[DONE]" not in data
+            and b"error" not in data
+        ):
+            self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n")  # nothing but tokens
+            return True
         self._look(data)
         return True
 

@@ -68,7 +68,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._transport is not None
         self._owner = owner
         self.used += 1
-        self._reader.expect()
+        self._reader.expect(owner.on_chunks)
         if len(parts) == 1:
             self._transport.write(parts[0])
         else:
