@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.faults.proxy import FaultProxy
 
 FLOOD = INFORMATIONAL * 100
-SLICED_BYTES = 300
+SLICED_BYTES = 150
 _LENGTH = b"\r\ncontent-length:"
 
 

@@ -17,6 +17,8 @@ from tests.faults.rig import Group, Rig
 LIMIT_S = 15.0
 REST_S = 15.0
 WIDTH = 20
+NARROW = 5  # single bytes by the hundred: wider, and the machine has no time for anything else
+CHAIN = 4
 SETTINGS = """
 [timeouts]
 # hangs must end within a test, not within minutes
@@ -66,8 +68,9 @@ class MatrixRun:
         ids: list[str] = []
         wrong: list[str] = []
         try:
-            for start in range(0, self._per_cell, WIDTH):
-                numbers = range(start, min(start + WIDTH, self._per_cell))
+            width = NARROW if cell.fault == "slicer" else WIDTH
+            for start in range(0, self._per_cell, width):
+                numbers = range(start, min(start + width, self._per_cell))
                 await self._round(cell, group, numbers, ids)
             await self._rig.released(group, REST_S)
         except TimeoutError as error:
@@ -88,13 +91,16 @@ class MatrixRun:
             requests = [self._request(cell, group, number) for number in numbers]
             ids += [one.id for one in requests]
             if cell.phase == "idle":
-                await self._in_turn(requests)
+                # in one chain, so that a close behind an answer is there before the next request; what hangs, in several
+                chains = max(1, len(requests) // CHAIN) if cell.fault == "black_hole" else 1
+                await asyncio.gather(*(self._in_turn(requests[i::chains]) for i in range(chains)))
             else:
                 await asyncio.gather(*(self._rig.ask(one, LIMIT_S) for one in requests))
         finally:
             if fault is not None:
                 group.proxies[0].disarm()
-        await self._rig.ready([group], REST_S)
+        if cell.phase == "connect" or cell.fault in ("refuse", "black_hole"):
+            await self._rig.ready([group], REST_S)  # probes met the fault as well
         clean = request(f"{cell.name}-clean-{numbers.start}", group.model, cell.stream)
         ids.append(clean.id)
         await self._rig.ask(clean, LIMIT_S)

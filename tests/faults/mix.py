@@ -75,7 +75,10 @@ def _bad_wish(rng: Random, stream: bool) -> Wish:
     k = rng.randrange(900) if at == "byte" else rng.choice((5, 100)) if do == "flood" else rng.randrange(1, 3)
     # what breaks the framing needs a framing that can be broken
     chunked = do in ("garbage", "extra") and at not in ("", "headers")
-    text = LARGE if rng.random() < 0.05 and at != "byte" and do != "garbage" else rng.randrange(200)
+    # never large: garbage in a large event passes for the event's own bytes, and bytes that come behind a large answer
+    # come later than its end, so that they may meet the next request on the connection
+    small = at == "byte" or do in ("garbage", "extra", "short")
+    text = LARGE if rng.random() < 0.05 and not small else rng.randrange(200)
     events = rng.randrange(2, 6)
     return Wish(do=do, at=at, k=k, events=events, text=text, framing="chunked" if chunked else "length")
 

@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.02
 STALL_S = 0.2
 Metrics = dict[str, float]
+# glibc gives large blocks back at once: else the memory at rest tells of holes that large bodies have left in its heap
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 Result = TypeVar("Result")
 
 
@@ -70,35 +72,38 @@ class Group:
 
 
 class LogReader:
-    """The gateway's log from a pipe into the ledger, as it comes."""
+    """The gateway's log from a file into the ledger. A file, since a pipe that is read late would fill the gateway's own
+    queue of lines and pass for its growth."""
 
-    def __init__(self, ledgers: Ledgers) -> None:
+    def __init__(self, ledgers: Ledgers, path: Path) -> None:
         self._ledgers = ledgers
+        self._path = path
         self._tail = b""
         self.others: list[dict[str, object]] = []
-        self._read_fd, self.write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        asyncio.get_running_loop().add_reader(self._read_fd, self._read)
+        self.write_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._read_fd = os.open(path, os.O_RDONLY)
 
-    def _read(self) -> None:
-        try:
-            data = os.read(self._read_fd, 1 << 18)
-        except BlockingIOError:
-            return
-        if not data:
-            asyncio.get_running_loop().remove_reader(self._read_fd)
-            return
-        *lines, self._tail = (self._tail + data).split(b"\n")
-        for line in lines:
-            parsed = orjson.loads(line)
-            if parsed.get("event") == "request":
-                self._ledgers.line(parsed)
-            elif len(self.others) < 10_000:
-                self.others.append(parsed)
+    def read(self) -> None:
+        """Take in what has been written since."""
+        while data := os.read(self._read_fd, 1 << 20):
+            *lines, self._tail = (self._tail + data).split(b"\n")
+            for line in lines:
+                self._take(orjson.loads(line))
+
+    def _take(self, line: dict[str, object]) -> None:
+        if line.get("event") == "request":
+            self._ledgers.line(line)
+        elif len(self.others) < 10_000:
+            self.others.append(line)
+
+    def empty(self) -> None:
+        """Give the file's space back, at rest."""
+        self.read()
+        os.truncate(self._path, 0)
+        os.lseek(self._read_fd, 0, os.SEEK_SET)
 
     def close(self) -> None:
         """Read no more."""
-        asyncio.get_running_loop().remove_reader(self._read_fd)
         os.close(self._read_fd)
 
 
@@ -112,16 +117,18 @@ class GatewayProcess:
 
     async def start(self) -> None:
         """Start it and learn its ports from its log."""
+        command = (sys.executable, "-m", "gateway", "serve", str(self._file))
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", "serve", str(self._file), cwd=ROOT, stdout=self._log.write_fd
+            *command, cwd=ROOT, env={**os.environ, **GIVE_BACK}, stdout=self._log.write_fd
         )
         os.close(self._log.write_fd)
-        await until(lambda: self._process.returncode is not None or self._listening() is not None, 20.0, "gateway listens")
+        await until(lambda: self._process.returncode is not None or self._listening() is not None, 20.0, "listening")
         found = self._listening()
         assert found is not None, f"the gateway ended with {self._process.returncode}"
         self.port, self._control = (int(str(found[name]).split()[1]) for name in ("data", "control"))
 
     def _listening(self) -> dict[str, object] | None:
+        self._log.read()
         return next((line for line in self._log.others if line["event"] == "listening"), None)
 
     @property
@@ -225,7 +232,7 @@ class Rig:
             self.groups[model] = Group(model, backends, proxies)
         file = Path(self._directory.name) / "gateway.toml"
         file.write_text(toml(declared, self._settings))
-        self.log = LogReader(self.ledgers)
+        self.log = LogReader(self.ledgers, Path(self._directory.name) / "gateway.log")
         self.gateway = GatewayInside(file, self.log) if self._inside else GatewayProcess(file, self.log)
         await self.gateway.start()
         await self.ready(self.groups.values(), 10.0)
@@ -324,6 +331,7 @@ class Rig:
         wanted = list(ids)
 
         def whole() -> bool:
+            self.log.read()
             if any(run.end == "open" for request_id in wanted for run in ledgers.runs.get(request_id, ())):
                 return False
             served = [i for i in wanted if ledgers.clients[i].sent_whole and ledgers.clients[i].seen in ("whole", "cut")]
@@ -331,6 +339,11 @@ class Rig:
 
         with suppress(TimeoutError):
             await until(whole, limit_s, "settled")
+
+    def forget(self) -> None:
+        """Clear the ledgers of what is judged, and the log."""
+        self.log.empty()
+        self.ledgers.clear()
 
 
 def toml(declared: list[tuple[str, int, str]], settings: str) -> str:

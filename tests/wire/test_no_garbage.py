@@ -8,7 +8,16 @@ from tests.faults.matrix_run import SETTINGS
 from tests.faults.rig import Rig, run
 from tests.faults.script import Wish
 
-WATCHED = ("ClientConnection", "RequestReader", "UpstreamConnection", "ResponseReader", "Exchange", "Answer", "Placement", "Intake")
+WATCHED = (
+    "ClientConnection",
+    "RequestReader",
+    "UpstreamConnection",
+    "ResponseReader",
+    "Exchange",
+    "Answer",
+    "Placement",
+    "Intake",
+)
 WISHES = (
     Wish(),
     Wish(framing="close"),
