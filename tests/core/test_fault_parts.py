@@ -170,7 +170,7 @@ def test_the_matrix_has_every_fault_and_every_phase() -> None:
     assert {cell.fault for cell in matrix} == set(FAULTS)
     assert {cell.phase for cell in matrix} == set(PHASES)
     assert {(cell.stream, cell.backends) for cell in matrix} == {(s, b) for s in (True, False) for b in (1, 3)}
-    assert len({cell.name for cell in matrix}) == len(matrix) == 350
+    assert len({cell.name for cell in matrix}) == len(matrix) == 352
 
 
 def test_a_seed_draws_the_same_requests_again() -> None:

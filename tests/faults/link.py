@@ -5,7 +5,9 @@ The link knows which request it carries by the x-request-id that the gateway sen
 """
 
 import asyncio
+import fcntl
 import socket
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -108,8 +110,13 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """No request is on it."""
-        return self._answered and (self._pacer is None or self._pacer.empty)
+        """No request is on it, and its last answer has reached the gateway."""
+        front = self.front_transport
+        if not self._answered or (self._pacer is not None and not self._pacer.empty) or front is None:
+            return False
+        unsent = bytearray(4)
+        fcntl.ioctl(front.get_extra_info("socket").fileno(), termios.TIOCOUTQ, unsent)
+        return front.get_write_buffer_size() == 0 and not any(unsent)
 
     async def run(self) -> None:
         """Set both sides up."""

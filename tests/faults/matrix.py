@@ -47,7 +47,7 @@ limit         CE E  E  E  -  E  C
 slow_close    E  E  E  E  -  E  -
 idle_close    E  -  -  -  -  -  C
 extra_bytes   CE E  E  E  -  E  C
-wrong_length  -  -  E  E  -  E  -
+wrong_length  -  -  E  E  -  E  C
 garbage       CE E  E  E  -  E  C
 flood_1xx     CE E  E  E  -  E  C
 early_end     -  -  -  -  -  -  -
@@ -104,6 +104,8 @@ class Cell:
         return Wish(do=do, at=_AT[self.phase], k=2, text=text)  # type: ignore[arg-type]
 
     def _wrong(self, number: int, text: int, pace_ms: float) -> Wish:
+        if self.phase == "idle":
+            return Wish(do="short", text=SMALL)
         if self.phase == "head_sent":
             return Wish(do="long", k=number // 2 % 2, text=text)
         at = {"mid_event": "mid", "between": "event"}.get(self.phase, "terminal")

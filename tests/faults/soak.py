@@ -25,7 +25,7 @@ LANES = 12
 BACKENDS = 3
 AMPLIFICATION_MAX = 1.10
 GROWTH_MAX_MIB = 1.0
-GROWTH_REQUESTS = 50_000  # fewer say nothing about 1 MiB per 100,000: the allocator's own steps are that large
+GROWTH_REQUESTS = 100_000  # fewer say nothing about 1 MiB per 100,000: the allocator has steps of that size
 LINE_REQUESTS = 1_000_000
 SHOWN = 200
 

@@ -26,6 +26,7 @@ REST_S = 20.0
 WEATHER_S = 1.0
 PIPELINED = 0.02
 HEAVY = 0.3
+REFUSALS = ("no_backend", "overloaded", "queue_timeout", "queue_full")
 AFTER_S = 1.0  # connections that a fault has left in a pool are closed when it ends, and may meet a request just then
 SETTINGS = """
 [timeouts]
@@ -182,7 +183,7 @@ class Soak:
             runs = ledgers.runs.get(one.id, [])
             ran = any(run.status not in NOT_STARTED for run in runs)
             kinds = right(one, ledgers.touches.get(one.id, []), ran, near)
-            if seen.code in ("no_backend", "queue_timeout", "queue_full") and not runs:
+            if seen.code in REFUSALS and not ran:
                 self.result.refused[seen.code] += 1  # an honest refusal while no backend is up
                 kinds |= {"error"}
             return kinds

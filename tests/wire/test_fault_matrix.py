@@ -1,4 +1,4 @@
-"""The fault matrix in short: each of its 350 cells with a few requests, through a gateway inside this process.
+"""The fault matrix in short: each of its 352 cells with a few requests, through a gateway inside this process.
 
 The soak runs the same cells with 100 requests each against a gateway of its own process.
 """
@@ -33,8 +33,8 @@ def test_every_cell_has_exactly_one_end_of_the_right_kind() -> None:
 
     result, tasks_before, tasks_after = run(matrix())
     assert result.failed == {}
-    assert result.cells == 350
-    assert result.verdict.requests == 350 * (PER_CELL + 1)
+    assert result.cells == 352
+    assert result.verdict.requests == 352 * (PER_CELL + 1)
     assert result.verdict.count("lost", "duplicated", "changed", "orphan") == 0
     assert {"complete", "error", "stream_error", "broken", "gone"} <= set(result.verdict.ends)
     assert tasks_after <= tasks_before
