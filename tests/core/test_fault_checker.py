@@ -31,7 +31,19 @@ def ledgers(one: Request) -> Ledgers:
 
 
 def run_of(one: Request, body: bytes, status: int, usage: bool, number: int = 1) -> RunRecord:
-    run = RunRecord(one.id, f"b-{number - 1}", number, zlib.crc32(body), len(body), one.wish, status, usage, False, 1.1, 5)
+    run = RunRecord(
+        id=one.id,
+        backend=f"b-{number - 1}",
+        number=number,
+        head=b"POST / HTTP/1.1\r\nx-request-id: " + one.id.encode(),
+        body_crc=zlib.crc32(body),
+        body_bytes=len(body),
+        wish=one.wish,
+        status=status,
+        usage=usage,
+        started_s=1.1,
+        pieces=5,
+    )
     run.written, run.end, run.ended_s = 5, "finished", 1.9
     return run
 
@@ -126,7 +138,11 @@ def glued_error(books: Ledgers) -> None:
 
 
 def key_at_backend(books: Ledgers) -> None:
-    books.runs[ID][0].leaked = True
+    books.runs[ID][0].head += b"\r\nauthorization: Bearer canary-key"
+
+
+def other_id_at_backend(books: Ledgers) -> None:
+    books.runs[ID][0].head = b"POST / HTTP/1.1\r\nx-request-id: other"
 
 
 def still_running(books: Ledgers) -> None:
@@ -186,6 +202,7 @@ BROKEN: list[tuple[Callable[[Ledgers], None], Rule]] = [
     (stray_run, "changed"),
     (unasked_bytes, "changed"),
     (key_at_backend, "secret"),
+    (other_id_at_backend, "changed"),
     (still_running, "orphan"),
     (left_unseen, "orphan"),
     (unlogged, "log"),

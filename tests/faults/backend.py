@@ -16,7 +16,6 @@ from tests.faults.ledger import Ledgers, RunRecord
 from tests.faults.script import Script, Wish, script
 
 RESET = struct.pack("ii", 1, 0)
-CANARY = b"canary"
 
 
 def reset(transport: asyncio.BaseTransport | None) -> None:
@@ -157,9 +156,18 @@ class _Connection(asyncio.Protocol):
         made = script(wish, request_id.encode(), stream, usage, b"%b-%d" % (self._backend.name.encode(), number))
         if request_id:
             self._run = RunRecord(
-                request_id, self._backend.name, number, zlib.crc32(body), len(body), wish, made.status, usage,
-                CANARY in head, self._loop.time(), len(made.pieces),
-            )  # fmt: skip
+                id=request_id,
+                backend=self._backend.name,
+                number=number,
+                head=head,
+                body_crc=zlib.crc32(body),
+                body_bytes=len(body),
+                wish=wish,
+                status=made.status,
+                usage=usage,
+                started_s=self._loop.time(),
+                pieces=len(made.pieces),
+            )
             ledgers.run(self._run)
         self._play(made, wish.pace_ms / 1000)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.faults.ledger import ClientRecord, Ledgers, RunRecord
+from tests.faults.ledger import CANARY, ClientRecord, Ledgers, RunRecord
 from tests.faults.script import DONE, Script, script
 
 Rule = Literal["lost", "duplicated", "changed", "wrong end", "log", "orphan", "secret"]
@@ -222,8 +222,10 @@ def _bytes(record: ClientRecord, seen: View, runs: list[RunRecord]) -> Found:
     for run in runs:
         if run.body_crc != zlib.crc32(expected_body(record, run)):
             yield "changed", f"{run.body_bytes} body bytes reached {run.backend}, not the client's {len(record.request.body)}"
-        if run.leaked:
+        if CANARY in run.head:
             yield "secret", f"the client's key reached {run.backend}"
+        if b"\r\nx-request-id: " + record.request.id.encode() not in run.head:
+            yield "changed", f"{run.backend} was not told the request's id"
     if seen.kind not in ("complete", "stream_error", "broken"):
         return
     if not runs:

@@ -8,8 +8,8 @@ import asyncio
 from collections import deque
 from typing import cast
 
-from tests.faults.backend import CANARY, reset
-from tests.faults.ledger import ClientRecord, Ledgers, Request
+from tests.faults.backend import reset
+from tests.faults.ledger import CANARY, ClientRecord, Ledgers, Request
 from tests.faults.response import BadResponseError, ResponseParser
 
 KEY = f"{CANARY.decode()}-key-for-the-fault-runs"

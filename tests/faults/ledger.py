@@ -14,6 +14,7 @@ from tests.faults.script import GOOD, Wish
 Leave = Literal["", "connect", "head", "upload", "sent", "stalled", "first", "mid"]
 Seen = Literal["none", "whole", "cut", "left"]
 RunEnd = Literal["open", "finished", "broke", "aborted"]
+CANARY = b"canary"  # part of the client's key: it must reach no backend
 PAD = "\\u00e9 pad \u20ac "
 
 
@@ -80,17 +81,17 @@ class ClientRecord:
 
 @dataclass(slots=True)
 class RunRecord:
-    """One request body that a backend has read whole. `leaked`: the client's credential was in the head."""
+    """One request that a backend has read whole. `written` of `pieces`: how far its script was played."""
 
     id: str
     backend: str
     number: int
+    head: bytes
     body_crc: int
     body_bytes: int
     wish: Wish
     status: int
     usage: bool
-    leaked: bool
     started_s: float
     pieces: int
     written: int = 0

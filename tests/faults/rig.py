@@ -335,7 +335,7 @@ class Rig:
             if any(run.end == "open" for request_id in wanted for run in ledgers.runs.get(request_id, ())):
                 return False
             served = [i for i in wanted if ledgers.clients[i].sent_whole and ledgers.clients[i].seen in ("whole", "cut")]
-            return not ledgers.missing(served)
+            return not ledgers.missing({*served, *(i for i in wanted if i in ledgers.runs)})
 
         with suppress(TimeoutError):
             await until(whole, limit_s, "settled")
