@@ -25,6 +25,7 @@ MOVES: dict[State, frozenset[State]] = {
     "swapping": frozenset(("ready", "asleep", "down", "draining")),
     "draining": frozenset(("starting",)),
 }
+NEVER = float("inf")
 ROUTES_CACHED = 4096
 TRANSITIONS_KEPT = 256
 
@@ -58,6 +59,7 @@ class Replica:
         self.wedged = False
         self.last_byte_s = 0.0
         self.last_probe_s = -1.0
+        self.ready_since_s = 0.0  # the last recovery
         self.overloaded_until_s = 0.0
         self.drain_until_s: float | None = None
         self.minute_start_s = 0.0
@@ -195,6 +197,7 @@ class Fleet:
         elif replica.state == "down":
             replica.failures = max(0, self._health.failures - 1)
             replica.trial = True
+            replica.ready_since_s = now_s
             self._move(replica, "ready", "on trial")
 
     def probe_failed(self, replica: Replica, reason: str, now_s: float) -> None:
@@ -215,6 +218,7 @@ class Fleet:
         if replica.state in ("down", "starting"):
             replica.failures = 0
             replica.suspects.clear()
+            replica.ready_since_s = now_s
             self._move(replica, "ready", "")
 
     def drain(self, replica: Replica, until_s: float) -> None:
@@ -273,9 +277,13 @@ class Fleet:
         """It said 429 or 503: not a failure, but no new requests until then."""
         replica.overloaded_until_s = max(replica.overloaded_until_s, until_s)
 
-    def failed(self, replica: Replica, kind: Failure, reason: str, body_hash: int | None, now_s: float) -> None:
-        """A request failed there. `body_hash` names a request that had been sent whole."""
+    def failed(
+        self, replica: Replica, kind: Failure, reason: str, body_hash: int | None, now_s: float, sent_s: float = NEVER
+    ) -> None:
+        """A request failed there, sent at `sent_s`. `body_hash` names a request that had been sent whole."""
         replica.failed_total += 1
+        if sent_s < replica.ready_since_s:
+            return  # lost in a breakdown that is over: no news about the backend as it is now
         replica.trial = False
         if kind == "reset" and body_hash is not None:
             self._suspicion.dropped(body_hash, replica.name, now_s)

@@ -198,7 +198,7 @@ class Exchange:
                 self._let_go()
                 return
         elif status >= 500:
-            plane.fleet.failed(replica, "status", f"answered {status}", None, now_s)
+            plane.fleet.failed(replica, "status", f"answered {status}", None, now_s, self.account.sent_s)
         else:
             plane.fleet.answered(replica, self._body_hash, now_s)
         self.account.status = status
@@ -269,7 +269,7 @@ class Exchange:
             return
         if how == "reset" and self._answer is None and placement.repeat(head.method, connection):
             return
-        self._plane.fleet.failed(self._replica, "reset", message, self._hash_body(), self._plane.now())
+        self._plane.fleet.failed(self._replica, "reset", message, self._hash_body(), self._plane.now(), self.account.sent_s)
         if self._answer is not None:
             self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
             return
@@ -284,7 +284,7 @@ class Exchange:
         elif self._phase == "connect":
             self.refuse(refusals.connect_failed())
         elif self._phase == "sent":
-            self._plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s)
+            self._plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s, self.account.sent_s)
             self._cut(refusals.first_byte_timeout())
         elif self._phase == "answer":
             self._check_answer(now_s)
@@ -297,7 +297,7 @@ class Exchange:
             self.account.reason = "reads too slowly"
             self._client.abort()
         elif what == "silent":
-            self._plane.fleet.failed(self._replica, "timeout", "stream went silent", None, now_s)
+            self._plane.fleet.failed(self._replica, "timeout", "stream went silent", None, now_s, self.account.sent_s)
             self._cut(refusals.idle_timeout())
         else:
             self._client.due_s = due_s

@@ -12,7 +12,7 @@ from gateway import refusals
 from gateway.accounts import Account
 from gateway.api import Refusal, unknown_model
 from gateway.dispatch import Ask, Hold
-from gateway.fleet import Replica
+from gateway.fleet import Failure, Replica
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.upstream import UpstreamConnection
 
@@ -121,7 +121,8 @@ class Placement:
         try:
             connection = await pool.connect(plane.timeouts.connect_s)
         except ConnectFailedError as error:
-            plane.fleet.failed(replica, "timeout" if error.timed_out else "connect", str(error), None, plane.now())
+            kind: Failure = "timeout" if error.timed_out else "connect"
+            plane.fleet.failed(replica, kind, str(error), None, plane.now(), self._seeker.account.dispatched_s)
             if not self._over:
                 self._not_run(refusals.connect_failed())
             return

@@ -201,6 +201,26 @@ def test_a_wedged_replica_comes_back_by_a_token_only() -> None:
     assert replica.state == "down"
 
 
+def test_what_was_lost_in_a_breakdown_that_is_over_does_not_count() -> None:
+    made = fleet("a")
+    replica = one(made)
+    for _ in range(3):
+        made.failed(replica, "timeout", "no first byte in time", None, 5.0, sent_s=1.0)
+    assert (replica.state, replica.wedged) == ("down", True)
+    made.revived(replica, 6.0)
+    for _ in range(5):  # sent into the same breakdown, timed out after it
+        made.failed(replica, "timeout", "no first byte in time", None, 7.0, sent_s=4.0)
+    assert (replica.state, replica.failures, replica.failed_total) == ("ready", 0, 8)
+    for _ in range(3):
+        made.failed(replica, "reset", "closed", None, 8.0, sent_s=7.0)
+    assert replica.state == "down"
+    made.probed(replica, FOUND, 9.0)
+    made.failed(replica, "connect", "took too long", None, 9.5, sent_s=8.5)
+    assert (replica.state, replica.trial) == ("ready", True), "a trial is not over by what was sent before it"
+    made.failed(replica, "connect", "refused", None, 9.6, sent_s=9.5)
+    assert replica.state == "down"
+
+
 def test_draining_proves_nothing_for_a_wedged_replica() -> None:
     made = fleet("a")
     replica = one(made)
