@@ -3,10 +3,12 @@
 A server closes idle connections after a limit of its own (vLLM: 5 s). A request written at that very moment is lost,
 and a POST may not be sent again. So a connection is used only while it is younger, in idle time, than 0.8 x what some
 connection to this backend has already survived (or than a small figure that is always trusted); older ones stay
-in the pool as canaries that show how long the server really waits. An observed close lowers the trust for good.
+in the pool as canaries that show how long the server really waits. An observed close lowers the trust until it is
+forgotten: a server that is restarted closes its connections at any age, and that says nothing of the next one.
 """
 
 MARGIN = 0.8
+LESSON_S = 30.0  # how long an observed close counts when no other follows
 
 
 class IdleTrust:
@@ -43,6 +45,14 @@ class IdleTrust:
         """The server closed a connection after `age_s` of idling."""
         self._closed_s = min(self._closed_s, age_s)
         self._learned()
+
+    def forget(self) -> None:
+        """Let the observed close go. Trust stays as low as it made it, and grows by what connections survive anew."""
+        if self._closed_s < float("inf"):
+            self._unproven_s = min(self._unproven_s, self._closed_s * MARGIN)
+            self._survived_s = min(self._survived_s, self._closed_s)
+            self._closed_s = float("inf")
+            self._learned()
 
     def announced(self, limit_s: float) -> None:
         """The server named its limit (`Keep-Alive: timeout=`)."""

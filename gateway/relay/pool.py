@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from gateway.config import Limits, Pool
 from gateway.relay.heads import hop_lines
-from gateway.relay.idle import IdleTrust
+from gateway.relay.idle import LESSON_S, IdleTrust
 from gateway.relay.memo import HeadStore
 from gateway.relay.responses import ResponseHead
 from gateway.relay.upstream import UpstreamConnection
@@ -57,6 +57,7 @@ class BackendPool:
         self._heads: HeadStore[ResponseHead] = HeadStore()
         self._closed = False
         self.trust = IdleTrust(pool.idle_s, pool.unproven_idle_s)
+        self._taught_s = 0.0
         self.hop_lines = hop_lines(parts.netloc.rpartition("@")[2].encode(), api_key)
         self.prefix = parts.path.rstrip("/").encode()
 
@@ -124,7 +125,8 @@ class BackendPool:
         if connection in self._idle:
             self._idle.remove(connection)
             if connection.used and eof:
-                self.trust.closed(self._now() - connection.idle_since_s)
+                self._taught_s = self._now()
+                self.trust.closed(self._taught_s - connection.idle_since_s)
 
     def announced(self, keep_alive: bytes) -> None:
         """A response carried `Keep-Alive: timeout=N`."""
@@ -134,6 +136,8 @@ class BackendPool:
 
     def sweep(self, now_s: float) -> None:
         """Learn from the oldest idle connection and drop those that are too old to keep."""
+        if now_s - self._taught_s > LESSON_S:
+            self.trust.forget()
         idle = self._idle
         while idle:
             oldest = idle[0]
