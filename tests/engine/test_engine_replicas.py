@@ -110,7 +110,7 @@ def test_server_added_under_load_is_used_and_can_be_removed(through: Target, gat
     assert added.status == 202, added.body
     assert added.headers["location"].endswith(f"/admin/backends/{spare.name}")
     try:
-        wait_until(lambda: routed_to(through, spare.name), 5.0, "the new server is used")
+        wait_until(lambda: routed_to(through, spare.name), 20.0, "the new server is used")
         late = begin(through, STREAMS)
         assert spare.name in {served_by(stream.result()) for stream in late}
     finally:
