@@ -7,7 +7,6 @@ The link knows which request it carries by the x-request-id that the gateway sen
 import asyncio
 import fcntl
 import socket
-import termios
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 FLOOD = INFORMATIONAL * 100
 SLICED_BYTES = 150
+SIOCOUTQNSD = 0x894B  # bytes that the kernel has not sent yet
 _LENGTH = b"\r\ncontent-length:"
 
 
@@ -110,12 +110,12 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """No request is on it, and its last answer has reached the gateway."""
+        """No request is on it, and its last answer is sent (what is not, a reset would take back)."""
         front = self.front_transport
         if not self._answered or (self._pacer is not None and not self._pacer.empty) or front is None:
             return False
         unsent = bytearray(4)
-        fcntl.ioctl(front.get_extra_info("socket").fileno(), termios.TIOCOUTQ, unsent)
+        fcntl.ioctl(front.get_extra_info("socket").fileno(), SIOCOUTQNSD, unsent)
         return front.get_write_buffer_size() == 0 and not any(unsent)
 
     async def run(self) -> None:
