@@ -1,8 +1,9 @@
 """What the soak sends: requests of every size and kind drawn from a seed, and which ends are right for each. Pure.
 
 Most are good. A few per cent ask their backend for a fault, a few per cent come from clients that misbehave; the
-network's faults are drawn from those of the matrix. Bytes behind an answer are left to the matrix: a slow network brings
-them when the next request is on the connection already, and nobody can tell them from its answer.
+network's faults are drawn from those of the matrix. Two things are left to the matrix, since under load they may meet the
+next request on the connection, and nobody could tell: bytes behind an answer, and an idle limit that other connections
+to the same backend do not have.
 """
 
 from random import Random
@@ -21,7 +22,7 @@ _STATUSES = (400, 404, 413, 422, 500, 302, 400, 404)
 _BREAKS: tuple[tuple[Do, At], ...] = (
     ("rst", "headers"), ("fin", "headers"), ("rst", "body"), ("fin", "body"), ("rst", "mid"), ("fin", "mid"),
     ("rst", "terminal"), ("fin", "terminal"), ("rst", "byte"), ("fin", "byte"), ("garbage", "headers"), ("garbage", "mid"),
-    ("long", ""), ("flood", ""), ("idle_close", ""),
+    ("long", ""), ("flood", ""),
 )  # fmt: skip
 _STREAM_BREAKS: tuple[tuple[Do, At], ...] = (
     ("end", "body"), ("end", "mid"), ("end", "event"), ("end", "terminal"), ("rst", "event"), ("fin", "event"),
@@ -106,7 +107,7 @@ def wished(wish: Wish, stream: bool) -> frozenset[Kind]:
         return frozenset(("complete",))  # handed on when nobody else may be asked
     if wish.at == "byte":
         return _ALL
-    if wish.do in ("none", "no_done", "error_first", "idle_close") and not wish.at:
+    if wish.do in ("none", "no_done", "error_first") and not wish.at:
         return frozenset(("complete",))
     if wish.do == "flood":
         return frozenset(("complete",)) if wish.k <= 8 else frozenset(("error",))
