@@ -24,7 +24,6 @@ from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
 
-GC_THRESHOLDS = (20_000, 20, 50)  # requests leave no cycles behind; the default of 700 looks for them all the time
 Load = Callable[[], GatewayConfig]
 
 
@@ -75,7 +74,6 @@ class App:
             print(f"admin key ({where}): {self.admin_key}", file=sys.stderr, flush=True)
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked through again
-        gc.set_threshold(*GC_THRESHOLDS)
 
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug of ours, seen by the loop: where and what kind, never the values (they may be a client's)."""
