@@ -53,14 +53,15 @@ class SoakResult:
 
     @property
     def growth_mib(self) -> float:
-        """MiB per 100,000 requests after the warm-up: the median over the epochs. The allocator's high-water marks are
-        steps in single epochs; what is never let go grows in every one."""
+        """MiB per 100,000 requests: the median over the later half of the epochs. The allocator comes to its high-water
+        marks by steps in single, mostly early epochs; what is never let go grows in every one."""
         pairs = zip(self.memory_mib, self.memory_mib[1:], self.epoch_requests[1:], strict=False)
-        return median([(after - before) * 100_000 / count for before, after, count in pairs] or [0.0])
+        grown = [(after - before) * 100_000 / count for before, after, count in pairs]
+        return median(grown[len(grown) // 2 :] or [0.0])
 
     @property
     def line_mib(self) -> float:
-        """The same by the straight line from the warm-up to the end: right for long runs, where steps weigh little."""
+        """The same by the straight line from the warm-up to the end: for long runs, where steps weigh little."""
         count = sum(self.epoch_requests[1:])
         return (self.memory_mib[-1] - self.memory_mib[0]) * 100_000 / count if count else 0.0
 
