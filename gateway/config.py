@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 EngineName = Literal["auto", "vllm", "sglang", "openai"]
-PolicyName = Literal["po2", "random", "round_robin", "least_request", "min_qpm", "consistent_hash"]
+PolicyName = Literal["po2", "po2_requests", "random", "round_robin", "least_request", "min_qpm", "consistent_hash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,16 @@ class ModelSpec:
     policy: PolicyName = "po2"
     d: int = 2
     aliases: tuple[str, ...] = ()
+    binding: Literal["late", "early"] = "late"
+    order: Literal["sjf", "fcfs"] = "sjf"
+    objective: Literal["e2e", "ttft"] = "e2e"
+    work_weight: float = 3.0  # lambda in gateway.toml
+    mu: float = 0.0
+    margin: float = 0.05
+    age_rate: float = 120.0
+    ahead_tokens: int = 0
+    stale_s: float = 2.0
+    error_limit: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)

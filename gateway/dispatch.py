@@ -145,6 +145,7 @@ def _point(text: str) -> int:
 
 POLICIES: dict[str, Callable[[ModelSpec, Random], Policy]] = {
     "po2": PowerOfD,
+    "po2_requests": PowerOfD,
     "random": RandomChoice,
     "round_robin": RoundRobin,
     "least_request": LeastRequest,

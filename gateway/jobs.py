@@ -1,0 +1,49 @@
+"""What the desk is told and what it answers: records only.
+
+A Job is a request as dispatch sees it; an Action is all that the desk can ask of its owner, who carries it out at once
+and in order: the job of a Dispatch already counts as being there.
+"""
+
+from dataclasses import dataclass
+
+from predictor.request import LengthEstimate
+
+PREFIX_BLOCK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request to place. `prefix` hashes its full prompt blocks of `block_tokens` in order, each hash standing for
+    all text up to its block's end; empty where prefixes are not followed. `arrival_s` is of the desk's clock."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    lengths: LengthEstimate
+    arrival_s: float
+    prefix: tuple[int, ...] = ()
+    session: str = ""
+    block_tokens: int = PREFIX_BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send the job there now. `hit_tokens` of its prompt are expected in that engine's cache; `reason` is for people:
+    the policy's name, or the cause of a fallback."""
+
+    job: Job
+    name: str
+    hit_tokens: int
+    reason: str
+    estimate_s: float = float("nan")  # the predicted time to first token, where one was made
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask these replicas for a reply, then call `Desk.probed` with what came in time."""
+
+    job: Job
+    names: tuple[str, ...]
+
+
+Action = Dispatch | Probe
