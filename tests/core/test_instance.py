@@ -155,11 +155,11 @@ class Witness(StepProfile):
 
     __slots__ = ()
 
-    def step_s(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
+    def step_s(self, prefill_tokens: int, decode_seqs: int, kv_tokens: float, pairs: float = 0.0) -> float:
         assert 0 < prefill_tokens + decode_seqs <= SMALL.max_num_batched_tokens
         assert decode_seqs <= SMALL.max_num_seqs
         assert kv_tokens <= SMALL.kv_blocks * SMALL.block_size
-        return super().step_s(prefill_tokens, decode_seqs, kv_tokens)
+        return super().step_s(prefill_tokens, decode_seqs, kv_tokens, pairs)
 
 
 SMALL = EngineLimits(kv_blocks=12, block_size=4, max_num_seqs=5, max_num_batched_tokens=9, max_model_len=48)

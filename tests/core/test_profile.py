@@ -18,8 +18,28 @@ def test_step_time_is_the_sum_of_its_terms() -> None:
     assert PROFILE.step_s(prefill_tokens=7, decode_seqs=3, kv_tokens=50) == pytest.approx(0.010 + 0.007 + 0.006 + 0.005)
 
 
+def test_the_h_form_is_flat_up_to_its_knee_and_counts_pairs() -> None:
+    knee = dataclasses.replace(PROFILE, form="h", knee_tokens=8, pair_s=1e-5, decode_base_s=0.5)
+    assert knee.step_s(8, 0, 0) == 0.010
+    assert knee.step_s(10, 0, 0, pairs=50.0) == pytest.approx(0.010 + 2 * 0.001 + 50e-5)
+    assert knee.step_s(7, 3, 50) == pytest.approx(0.010 + 2 * 0.001 + 0.5 + 3 * 0.002 + 50 * 0.0001)
+
+
+@pytest.mark.parametrize("change", [{"form": "cubic"}, {"form": "linear", "knee_tokens": 1}])
+def test_a_form_is_known_and_only_h_has_a_knee(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="form"):
+        dataclasses.replace(PROFILE, **change)
+
+
+@pytest.mark.parametrize("form", ["linear", "h"])
+def test_coefficients_and_scale_follow_the_form(form: str) -> None:
+    profile = StepProfile(1.0, 2.0, 3.0, 4.0, pair_s=5.0, knee_tokens=6 * (form == "h"), decode_base_s=7.0, form=form)
+    assert profile.coefficients == ((1.0, 2.0, 0.0, 0.0) if form == "linear" else (1.0, 0.0, 2.0, 6.0)) + (7.0, 3.0, 4.0, 5.0)
+    assert profile.scaled(1.5).step_s(9, 2, 30, 4.0) == pytest.approx(1.5 * profile.step_s(9, 2, 30, 4.0))
+
+
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(StepProfile)])
-@pytest.mark.parametrize("value", [-1e-9, math.nan])
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
 def test_a_coefficient_must_not_be_negative(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         dataclasses.replace(PROFILE, **{name: value})
@@ -33,6 +53,8 @@ def test_a_coefficient_must_not_be_negative(name: str, value: float) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": 33}, "max_num_batched_tokens"),
         ({"max_model_len": 129}, "max_model_len"),
+        ({"watermark_blocks": 8}, "watermark_blocks"),
+        ({"order": "alphabetical"}, "vllm, sglang"),
     ],
 )
 def test_limits_that_could_never_serve_are_refused(change: dict[str, int], word: str) -> None:
