@@ -1,0 +1,198 @@
+"""The record in which an engine's scheduler publishes its state: bytes in a buffer, written and read without locks. Pure.
+
+One writer, any number of readers, who never wait for each other. A fixed head carries a sequence number; two slots
+take turns, so that the writer fills the one that nobody is told to read and then raises the number. Each slot has its
+length, the CRC-32 of its payload and the payload in msgpack. A reader copies the slot of the number that it saw and
+takes the copy only if the number is still the same and the CRC is right: it never sees half a record.
+docs/wire.md describes the layout. Nothing here knows where the buffer comes from, or any engine.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+
+MAGIC = b"LWSN"
+VERSION = 1
+HEAD_BYTES = 64
+_HEAD = struct.Struct("<4sHHIIQ")  # magic, version, head bytes, slot bytes, zero, sequence number
+_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE_AT = 16
+_SLOT = struct.Struct("<II")  # payload length, CRC-32
+_TRIES = 16
+
+Buffer = bytearray | memoryview
+
+
+class RecordError(Exception):
+    """The buffer holds no record of this version, or none that could be read whole."""
+
+
+class Limits(msgspec.Struct, array_like=True, frozen=True):
+    """What the engine can hold, in its own words. `watermark_blocks` stay free when a request is admitted."""
+
+    kv_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    watermark_blocks: int = 0
+
+
+class Work(msgspec.Struct, array_like=True, frozen=True):
+    """What one step computes: prompt tokens, decoding sequences, context tokens that these read, and the sum of
+    tokens x mean context over the prompt chunks."""
+
+    prefill_tokens: int
+    decode_seqs: int
+    kv_tokens: int
+    prefill_pairs: int
+
+
+class Columns(msgspec.Struct, array_like=True, frozen=True):
+    """What does not change from step to step of some requests, one column each.
+
+    `expected` is the number of output tokens foretold, `most` the number that the request may not pass; `cached` are
+    the prompt tokens that the prefix cache gave when the request was admitted.
+    """
+
+    ids: list[str]
+    prompt: list[int]
+    expected: list[int]
+    most: list[int]
+    cached: list[int]
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True):
+    """One state of one engine, as it is when the step has been composed and is about to run.
+
+    `taken_s` is on the machine's monotonic clock. `computed` counts the step's own tokens, `generated` only output
+    that is known; both are in the order of `running`. `past` is the step before, `past_s` how long it took (0: the
+    engine was idle in between, or this is the first one). `more_waiting` requests with `more_tokens` prompt tokens in
+    all stand in the queue behind those listed.
+    """
+
+    engine: str
+    limits: Limits
+    taken_s: float
+    free_blocks: int
+    preemptions: int
+    step: Work
+    past: Work
+    past_s: float
+    running: Columns
+    computed: list[int]
+    generated: list[int]
+    waiting: Columns
+    waiting_generated: list[int]
+    more_waiting: int
+    more_tokens: int
+
+
+IDLE = Work(0, 0, 0, 0)
+NOBODY = Columns([], [], [], [], [])
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode(fields: Record | Sequence[object]) -> bytes:
+    """A record's payload. A writer may give the fields in order instead, unchanged ones as `raw`."""
+    return _encoder.encode(fields)
+
+
+def raw(part: object) -> msgspec.Raw:
+    """A part of a record, encoded once for many payloads."""
+    return msgspec.Raw(_encoder.encode(part))
+
+
+def decode(payload: bytes) -> Record:
+    """The record in a payload. Raises RecordError."""
+    try:
+        record = _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"the record is malformed: {error}") from None
+    running, waiting = len(record.running.ids), len(record.waiting.ids)
+    columns = [record.computed, record.generated, *_numbers(record.running)]
+    queue = [record.waiting_generated, *_numbers(record.waiting)]
+    if any(len(column) != running for column in columns) or any(len(column) != waiting for column in queue):
+        raise RecordError("the record is malformed: columns of different lengths")
+    return record
+
+
+def _numbers(columns: Columns) -> tuple[list[int], ...]:
+    return columns.prompt, columns.expected, columns.most, columns.cached
+
+
+def buffer_bytes(payload_max: int) -> int:
+    """Size of a buffer for payloads up to that many bytes."""
+    return HEAD_BYTES + 2 * _slot_bytes(payload_max)
+
+
+def _slot_bytes(payload_max: int) -> int:
+    return -(-(payload_max + _SLOT.size) // 64) * 64
+
+
+class RecordWriter:
+    """The one writer of a buffer of `buffer_bytes(payload_max)`. Goes on counting where the last writer ended."""
+
+    def __init__(self, buffer: Buffer, payload_max: int) -> None:
+        magic, version, _, _, _, sequence = _HEAD.unpack_from(buffer)
+        self._buffer = buffer
+        self._slot_bytes = _slot_bytes(payload_max)
+        self.sequence: int = sequence if (magic, version) == (MAGIC, VERSION) else 0
+        _HEAD.pack_into(buffer, 0, MAGIC, VERSION, HEAD_BYTES, self._slot_bytes, 0, self.sequence)
+
+    def write(self, payload: bytes) -> bool:
+        """Publish a payload; False, and nothing is published, if it is too large."""
+        length = len(payload)
+        if length > self._slot_bytes - _SLOT.size:
+            return False
+        sequence = self.sequence + 1
+        at = HEAD_BYTES + (sequence & 1) * self._slot_bytes
+        start = at + _SLOT.size
+        _SLOT.pack_into(self._buffer, at, length, zlib.crc32(payload))
+        self._buffer[start : start + length] = payload
+        _SEQUENCE.pack_into(self._buffer, _SEQUENCE_AT, sequence)
+        self.sequence = sequence
+        return True
+
+
+class RecordReader:
+    """Reads a buffer that another process writes. Raises RecordError if it is none of ours, or of another version."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        if len(buffer) < HEAD_BYTES:
+            raise RecordError("no record: too short")
+        magic, version, head_bytes, slot_bytes, _, _ = _HEAD.unpack_from(buffer)
+        if magic != MAGIC:
+            raise RecordError("no record: it does not begin as one")
+        if version != VERSION:
+            raise RecordError(f"the record has version {version}, this program reads version {VERSION}")
+        if slot_bytes <= _SLOT.size or head_bytes + 2 * slot_bytes > len(buffer):
+            raise RecordError("no record: its sizes do not fit")
+        self._buffer = buffer
+        self._head_bytes = head_bytes
+        self._slot_bytes = slot_bytes
+
+    @property
+    def sequence(self) -> int:
+        """The number of the newest record; 0 before the first."""
+        number: int = _SEQUENCE.unpack_from(self._buffer, _SEQUENCE_AT)[0]
+        return number
+
+    def read(self) -> tuple[int, bytes]:
+        """(sequence number, payload) of the newest record. Raises RecordError if there is none, or none stays whole."""
+        for _ in range(_TRIES):
+            sequence = self.sequence
+            if sequence == 0:
+                raise RecordError("nothing has been published yet")
+            at = self._head_bytes + (sequence & 1) * self._slot_bytes
+            length, check = _SLOT.unpack_from(self._buffer, at)
+            if length > self._slot_bytes - _SLOT.size:
+                continue
+            start = at + _SLOT.size
+            payload = bytes(self._buffer[start : start + length])
+            if self.sequence == sequence and zlib.crc32(payload) == check:
+                return sequence, payload
+        raise RecordError("no whole record could be read")
