@@ -17,14 +17,13 @@ _REQUEST_BYTES = ID_CHARACTERS_MAX + 48
 
 
 class Seen(Protocol):
-    """One request as the record needs it; names are vLLM's. `leeway_expected` and `leeway_cached` are set by us."""
+    """One request as the record needs it; names are vLLM's. `leeway_expected` is set by us."""
 
     request_id: str
     num_prompt_tokens: int
     num_computed_tokens: int
     max_tokens: int
     leeway_expected: int
-    leeway_cached: int
 
     @property
     def num_output_tokens(self) -> int: ...
@@ -113,7 +112,6 @@ def _columns(requests: list[Seen]) -> Columns:
         [request.num_prompt_tokens for request in requests],
         [request.leeway_expected for request in requests],
         [request.max_tokens for request in requests],
-        [request.leeway_cached for request in requests],
     )
 
 

@@ -104,7 +104,7 @@ class SnapshotFileReader:
             self._open()
         if _lock(self._fd, fcntl.F_OFD_GETLK, fcntl.F_RDLCK) == fcntl.F_UNLCK:
             self.close()
-            raise RecordError(f"nobody writes {self.path}: the engine has ended")
+            raise RecordError(f"nobody writes {self.path}: the engine has ended", "gone")
 
     def close(self) -> None:
         """Unmap and close."""

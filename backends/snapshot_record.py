@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from predictor.sighting import Cause
+
 MAGIC = b"LWSN"
 VERSION = 1
 HEAD_BYTES = 64
@@ -26,7 +28,11 @@ Buffer = bytearray | memoryview
 
 
 class RecordError(Exception):
-    """The buffer holds no record of this version, or none that could be read whole."""
+    """The buffer holds no record of this version, or none that could be read whole. `cause` is for counting."""
+
+    def __init__(self, message: str, cause: Cause = "none") -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True):
@@ -53,15 +59,13 @@ class Work(msgspec.Struct, array_like=True, frozen=True):
 class Columns(msgspec.Struct, array_like=True, frozen=True):
     """What does not change from step to step of some requests, one column each.
 
-    `expected` is the number of output tokens foretold, `most` the number that the request may not pass; `cached` are
-    the prompt tokens that the prefix cache gave when the request was admitted.
+    `expected` is the number of output tokens foretold, `most` the number that the request may not pass.
     """
 
     ids: list[str]
     prompt: list[int]
     expected: list[int]
     most: list[int]
-    cached: list[int]
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -91,7 +95,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
 
 
 IDLE = Work(0, 0, 0, 0)
-NOBODY = Columns([], [], [], [], [])
+NOBODY = Columns([], [], [], [])
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
@@ -111,17 +115,17 @@ def decode(payload: bytes) -> Record:
     try:
         record = _decoder.decode(payload)
     except msgspec.MsgspecError as error:
-        raise RecordError(f"the record is malformed: {error}") from None
+        raise RecordError(f"the record is malformed: {error}", "torn") from None
     running, waiting = len(record.running.ids), len(record.waiting.ids)
     columns = [record.computed, record.generated, *_numbers(record.running)]
     queue = [record.waiting_generated, *_numbers(record.waiting)]
     if any(len(column) != running for column in columns) or any(len(column) != waiting for column in queue):
-        raise RecordError("the record is malformed: columns of different lengths")
+        raise RecordError("the record is malformed: columns of different lengths", "torn")
     return record
 
 
 def _numbers(columns: Columns) -> tuple[list[int], ...]:
-    return columns.prompt, columns.expected, columns.most, columns.cached
+    return columns.prompt, columns.expected, columns.most
 
 
 def buffer_bytes(payload_max: int) -> int:
@@ -168,7 +172,7 @@ class RecordReader:
         if magic != MAGIC:
             raise RecordError("no record: it does not begin as one")
         if version != VERSION:
-            raise RecordError(f"the record has version {version}, this program reads version {VERSION}")
+            raise RecordError(f"the record has version {version}, this program reads version {VERSION}", "version")
         if slot_bytes <= _SLOT.size or head_bytes + 2 * slot_bytes > len(buffer):
             raise RecordError("no record: its sizes do not fit")
         self._buffer = buffer
@@ -195,4 +199,4 @@ class RecordReader:
             payload = bytes(self._buffer[start : start + length])
             if self.sequence == sequence and zlib.crc32(payload) == check:
                 return sequence, payload
-        raise RecordError("no whole record could be read")
+        raise RecordError("no whole record could be read", "torn")

@@ -91,14 +91,13 @@ class _Publishing:
         self._queues = _Queue(), _Queue()
         self._preemptions = 0
         self._publish_cpu_s, self._publishes = 0.0, 0
-        self._publish([], {})
+        self._publish({})
         logger.info("scheduler state goes to %s", self._file.path)
 
     def add_request(self, request: Request) -> None:
         """vLLM's own; the request learns how long its answer is expected to be."""
         sampling = request.sampling_params
         request.leeway_expected = expected_tokens(None if sampling is None else sampling.extra_args, request.max_tokens)
-        request.leeway_cached = 0
         super().add_request(request)  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -107,16 +106,14 @@ class _Publishing:
         began_s = time.thread_time()
         if output.preempted_req_ids:
             self._preemptions += len(output.preempted_req_ids)
-        self._publish(output.scheduled_new_reqs, output.num_scheduled_tokens)
+        self._publish(output.num_scheduled_tokens)
         self._publish_cpu_s += time.thread_time() - began_s
         self._publishes += 1
         return output
 
-    def _publish(self, admitted: list[Any], scheduled: dict[str, int]) -> None:
+    def _publish(self, scheduled: dict[str, int]) -> None:
         this: Any = self
         holding, queue = self._queues
-        for new in admitted:
-            this.requests[new.req_id].leeway_cached = new.num_computed_tokens
         self._recorder.record(
             time.monotonic(),
             this.running,

@@ -37,10 +37,10 @@ def a_record(**changed: object) -> Record:
         "step": Work(0, 1, 70, 0),
         "past": IDLE,
         "past_s": 0.0,
-        "running": Columns(["a"], [60], [40], [100], [0]),
+        "running": Columns(["a"], [60], [40], [100]),
         "computed": [71],
         "generated": [11],
-        "waiting": Columns(["b", "c"], [5, 6], [7, 8], [9, 10], [0, 0]),
+        "waiting": Columns(["b", "c"], [5, 6], [7, 8], [9, 10]),
         "waiting_generated": [0, 2],
         "more_waiting": 0,
         "more_tokens": 0,
@@ -180,7 +180,6 @@ class Asked:
     num_computed_tokens: int = 0
     max_tokens: int = 100
     leeway_expected: int = 50
-    leeway_cached: int = 0
     output: list[int] = field(default_factory=list)
 
     @property
@@ -210,7 +209,7 @@ def test_recorder_follows_steps() -> None:
 
     recorder.record(2.0, [old, new], [late], {"old": 1, "new": 200}, 93, 1)
     second = decode(kept.payload)
-    assert second.running == Columns(["old", "new"], [10, 300], [50, 50], [100, 100], [0, 0])
+    assert second.running == Columns(["old", "new"], [10, 300], [50, 50], [100, 100])
     assert (second.computed, second.generated) == ([14, 200], [4, 0])
     assert second.waiting.ids == ["late"]
     # `old` decodes and reads 13 tokens; `new` computes 200 of its prompt, at 100 of context on average
@@ -253,7 +252,7 @@ def test_decode_step_of_all_needs_no_look_at_each() -> None:
 
 def test_record_stays_within_its_room_however_long_ids_and_queue_are() -> None:
     kept = Kept()
-    running = [Asked("r" * 10_000, 2**31, 2**31, 2**31, 2**31, 2**31) for _ in range(16)]
+    running = [Asked("r" * 10_000, 2**31, 2**31, 2**31, 2**31) for _ in range(16)]
     waiting = [Asked("w" * 10_000, 100 + i) for i in range(WAITING_LISTED_MAX + 300)]
     StepRecorder("e", LIMITS, kept).record(1.0, running, waiting, {}, 9, 0)
     record = decode(kept.payload)

@@ -1,0 +1,93 @@
+"""From a published record to the predictor's Snapshot: the state at the end of the step in progress. Pure.
+
+A record is written when a step has been composed, so the tokens that the step will produce are counted here. Engines
+take KV blocks chunk by chunk; the predictor's books give a prompt all its blocks when it is admitted. What remains of
+a difference between blocks held and blocks free is sharing of prefixes, which predictor.snapshot.settle attributes.
+"""
+
+import re
+from functools import lru_cache
+
+from backends.snapshot_record import Columns, Record, Work
+from predictor.profile import EngineLimits
+from predictor.sighting import Sighting, StepWork
+from predictor.snapshot import Resident, Snapshot
+
+# A request that passed its expected length goes on for so many tokens more: the repair of Astrolabe's predictor.
+OVERDUE_TOKENS = 10
+UNLISTED_MAX = 4096
+# vLLM makes cmpl-ID-CHOICE-RANDOM and chatcmpl-ID-RANDOM of the X-Request-Id that the gateway sends.
+_INNER_ID = re.compile(r"(?:chatcmpl-(.+)|cmpl-(.+)-\d+)-[0-9a-f]{8}")
+
+
+@lru_cache(maxsize=8192)
+def outer_id(request_id: str) -> str:
+    """The id under which a gateway knows the engine's request."""
+    found = _INNER_ID.fullmatch(request_id)
+    return (found[1] or found[2]) if found else request_id
+
+
+def sighting(number: int, record: Record) -> Sighting:
+    """What a record shows. Raises ValueError when its limits are none of an engine's that could work."""
+    limits = record.limits
+    sizes = (limits.kv_blocks, limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len)
+    engine_limits = EngineLimits(*sizes, watermark_blocks=limits.watermark_blocks)
+    running, free_blocks = _running(record, engine_limits)
+    snapshot = Snapshot(
+        taken_s=record.taken_s,
+        limits=engine_limits,
+        running=running,
+        waiting=_waiting(record),
+        free_blocks=free_blocks,
+        preemptions=record.preemptions,
+    )
+    return Sighting(number, record.engine, snapshot, _work(record.step), _work(record.past), record.past_s)
+
+
+def _work(work: Work) -> StepWork:
+    return StepWork(work.prefill_tokens, work.decode_seqs, work.kv_tokens, work.prefill_pairs)
+
+
+def _ahead(expected: int, most: int, generated: int) -> int:
+    """The total to expect of a request that has generated so much and goes on."""
+    return expected if expected > generated else min(most, generated + OVERDUE_TOKENS)
+
+
+def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...], int]:
+    """Who still runs after the step, and the blocks that are free then."""
+    residents: list[Resident] = []
+    free_blocks = record.free_blocks
+    columns = record.running
+    rows = zip(columns.ids, columns.prompt, columns.expected, columns.most, record.computed, record.generated, strict=True)
+    for name, prompt, expected, most, computed, known in rows:
+        whole = computed >= prompt + known
+        # what a step computes beyond the known tokens are outputs on their way; the last of them yields one more
+        generated = max(known, computed - prompt + 1) if whole else known
+        if generated >= most:
+            free_blocks += limits.blocks_for(computed)
+            continue
+        if not whole:
+            free_blocks -= limits.blocks_for(prompt + known) - limits.blocks_for(computed)
+        residents.append(Resident(outer_id(name), prompt, computed, generated, _ahead(expected, most, generated)))
+    return tuple(residents), min(max(0, free_blocks), limits.kv_blocks)
+
+
+def _waiting(record: Record) -> tuple[Resident, ...]:
+    columns = record.waiting
+    listed = [
+        Resident(outer_id(name), prompt, 0, generated, _ahead(expected, most, generated))
+        for name, prompt, expected, most, generated in zip(
+            columns.ids, columns.prompt, columns.expected, columns.most, record.waiting_generated, strict=True
+        )
+    ]
+    return (*listed, *_unlisted(record, columns))
+
+
+def _unlisted(record: Record, columns: Columns) -> tuple[Resident, ...]:
+    """Requests behind those listed, of which only number and prompt tokens are known: all alike, as long as the mean."""
+    count = min(record.more_waiting, UNLISTED_MAX)
+    if not count:
+        return ()
+    prompt = max(1, record.more_tokens // record.more_waiting)
+    expected = max(1, sum(columns.expected) // max(1, len(columns.expected)))
+    return tuple(Resident(f"+{index}", prompt, 0, 0, expected) for index in range(count))

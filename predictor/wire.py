@@ -1,0 +1,192 @@
+"""What travels between a gateway and a sidecar: asks and replies as JSON, both ways. Pure; docs/wire.md describes it.
+
+A number that is not known travels as null and is NaN in a record. Whether a figure is plausible is for whoever uses it
+to judge; here only the form is checked.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from predictor.request import Estimate, LengthEstimate
+from predictor.snapshot import ProbeReply, Snapshot
+
+WIRE_VERSION = 1
+ID_CHARACTERS_MAX = 256
+MODEL_CHARACTERS_MAX = 256
+PREFIX_HASHES_MAX = 4096
+TOKENS_MAX = 1 << 31
+_BIG = 1 << 64
+
+
+class WireError(ValueError):
+    """A body does not have the documented form. `code` is one of `version`, `malformed`."""
+
+    def __init__(self, message: str, code: str = "malformed") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class JobLike(Protocol):
+    """What a request needs to be asked about (gateway.jobs.Job is one)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def lengths(self) -> LengthEstimate: ...
+    @property
+    def prefix(self) -> tuple[int, ...]: ...
+    @property
+    def block_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request that somebody asks about or reserves for. `prefix` hashes its full prompt blocks of `block_tokens`."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    lengths: LengthEstimate
+    prefix: tuple[int, ...] = ()
+    block_tokens: int = 0
+    harm: bool = False
+
+
+def encode_ask(job: JobLike, now_unix_ms: int) -> bytes:
+    """The body of /predict and of /reserve."""
+    lengths = job.lengths
+    return orjson.dumps(
+        {
+            "v": WIRE_VERSION,
+            "id": job.id,
+            "model": job.model,
+            "prompt_tokens": job.prompt_tokens,
+            "prefix_hashes": job.prefix[:PREFIX_HASHES_MAX],
+            "block_tokens": job.block_tokens,
+            "out_q10": lengths.q10,
+            "out_q50": lengths.q50,
+            "out_q90": lengths.q90,
+            "now_unix_ms": now_unix_ms,
+        }
+    )
+
+
+def parse_ask(body: bytes) -> Ask:
+    """What `encode_ask` wrote. Raises WireError."""
+    fields = _object(body)
+    hashes = fields.get("prefix_hashes", [])
+    if not isinstance(hashes, list) or len(hashes) > PREFIX_HASHES_MAX:
+        raise WireError(f"prefix_hashes must be a list of at most {PREFIX_HASHES_MAX} numbers")
+    if not all(type(item) is int and -_BIG < item < _BIG for item in hashes):
+        raise WireError("prefix_hashes must hold whole numbers of 64 bits")
+    try:
+        lengths = LengthEstimate(
+            _count(fields, "out_q10", 1), _count(fields, "out_q50", 1), _count(fields, "out_q90", 1), "wire"
+        )
+    except WireError:
+        raise
+    except ValueError as error:
+        raise WireError(str(error)) from None
+    return Ask(
+        _text(fields, "id", ID_CHARACTERS_MAX),
+        _text(fields, "model", MODEL_CHARACTERS_MAX),
+        _count(fields, "prompt_tokens", 1),
+        lengths,
+        tuple(hashes),
+        _count(fields, "block_tokens", 0) if "block_tokens" in fields else 0,
+        fields.get("harm") is True,
+    )
+
+
+def encode_reply(reply: ProbeReply) -> bytes:
+    """The answer of /predict. `harm_s` is left out where it was not asked for."""
+    estimate = reply.estimate
+    fields: dict[str, float] = {
+        "v": WIRE_VERSION,
+        "ttft_s": estimate.ttft_s,
+        "tpot_s": estimate.tpot_s,
+        "e2e_s": estimate.e2e_s,
+        "wait_s": estimate.wait_s,
+        "kv_peak_blocks": estimate.kv_peak_blocks,
+        "preempt_p": estimate.preempt_p,
+        "spread": estimate.spread,
+        "snapshot_age_s": reply.snapshot_age_s,
+        "in_flight": reply.running + reply.waiting,
+        "running": reply.running,
+        "waiting": reply.waiting,
+        "free_blocks": reply.free_blocks,
+        "waiting_blocks": reply.waiting_blocks,
+        "queued_tokens": reply.queued_tokens,
+    }
+    if not math.isnan(estimate.harm_s):
+        fields["harm_s"] = estimate.harm_s
+    return orjson.dumps(fields)  # orjson writes NaN as null
+
+
+def parse_reply(body: bytes) -> ProbeReply:
+    """What `encode_reply` wrote. Raises WireError. Runs twice for each request, so it looks at a field once."""
+    fields = _object(body)
+    if None in fields.values():
+        fields = {name: math.nan if value is None else value for name, value in fields.items()}
+    try:
+        estimate = Estimate(
+            fields["ttft_s"] + 0.0,
+            fields["tpot_s"] + 0.0,
+            fields["e2e_s"] + 0.0,
+            fields["wait_s"] + 0.0,
+            fields["preempt_p"] + 0.0,
+            fields["kv_peak_blocks"] | 0,
+            fields.get("harm_s", math.nan) + 0.0,
+            fields["spread"] + 0.0,
+        )
+        return ProbeReply(
+            estimate,
+            fields["running"] | 0,
+            fields["waiting"] | 0,
+            fields["free_blocks"] | 0,
+            fields["waiting_blocks"] | 0,
+            fields["queued_tokens"] | 0,
+            fields["snapshot_age_s"] + 0.0,
+        )
+    except KeyError as error:
+        raise WireError(f"{error.args[0]} is missing") from None
+    except TypeError:
+        raise WireError("a figure is not a number of its kind") from None
+
+
+def encode_snapshot(snapshot: Snapshot, engine: str, age_s: float, reserved: int) -> bytes:
+    """The answer of /snapshot."""
+    return orjson.dumps({"v": WIRE_VERSION, "engine": engine, "age_s": age_s, "reserved": reserved, "state": snapshot})
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise WireError("the body is not JSON") from None
+    if not isinstance(fields, dict):
+        raise WireError("the body must be a JSON object")
+    if fields.get("v") != WIRE_VERSION:
+        raise WireError(f"this side speaks version {WIRE_VERSION} of the wire", "version")
+    return fields
+
+
+def _text(fields: dict[str, Any], name: str, most: int) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise WireError(f"{name} must be a text of 1 to {most} characters")
+    return value
+
+
+def _count(fields: dict[str, Any], name: str, least: int) -> int:
+    value = fields.get(name)
+    if type(value) is not int or not least <= value <= TOKENS_MAX:
+        raise WireError(f"{name} must be a whole number of at least {least}")
+    return value

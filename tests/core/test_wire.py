@@ -1,0 +1,167 @@
+"""The sidecar's wire: both ends agree with each other and with the published schemas; odd bodies are refused."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.snapshot_record import IDLE, NOBODY, Columns, Limits, Record, Work
+from predictor.profile import EngineLimits
+from predictor.request import Estimate, LengthEstimate
+from predictor.snapshot import ProbeReply, Resident, Snapshot
+from predictor.wire import (
+    PREFIX_HASHES_MAX,
+    Ask,
+    WireError,
+    encode_ask,
+    encode_reply,
+    encode_snapshot,
+    parse_ask,
+    parse_reply,
+)
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "wire"
+ASK = Ask("r1", "llama", 700, LengthEstimate(10, 100, 300, "wire"), (2**63, -5), 16)
+REPLY = ProbeReply(Estimate(0.1, 0.02, 3.5, 0.05, 0.25, 90, math.nan, 1.5), 3, 2, 40, 7, 900, 0.125)
+
+
+def fits(name: str, body: object) -> None:
+    jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_text())).validate(body)
+
+
+@pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)
+def test_schemas_are_schemas(path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text()))
+
+
+def test_ask_goes_over_and_fits_its_schema() -> None:
+    body = encode_ask(ASK, 1_700_000_000_000)
+    fits("ask", json.loads(body))
+    assert parse_ask(body) == ASK
+
+
+def test_long_prefix_is_cut_to_what_the_other_side_takes() -> None:
+    body = encode_ask(replace(ASK, prefix=tuple(range(PREFIX_HASHES_MAX + 9))), 0)
+    assert parse_ask(body).prefix == tuple(range(PREFIX_HASHES_MAX))
+
+
+def test_optional_fields_may_be_missing() -> None:
+    fields = json.loads(encode_ask(ASK, 0))
+    del fields["prefix_hashes"], fields["block_tokens"], fields["now_unix_ms"]
+    assert parse_ask(json.dumps(fields).encode()) == replace(ASK, prefix=(), block_tokens=0)
+    assert parse_ask(json.dumps({**fields, "harm": True, "later": [1]}).encode()).harm
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"id": ""},
+        {"id": "x" * 257},
+        {"id": 5},
+        {"model": None},
+        {"prompt_tokens": 0},
+        {"prompt_tokens": 2**31 + 1},
+        {"prompt_tokens": 1.5},
+        {"prompt_tokens": True},
+        {"out_q50": "9"},
+        {"out_q10": 101},
+        {"out_q90": 99},
+        {"prefix_hashes": 7},
+        {"prefix_hashes": [1.5]},
+        {"prefix_hashes": [True]},
+        {"prefix_hashes": [2**64]},
+        {"prefix_hashes": [0] * (PREFIX_HASHES_MAX + 1)},
+        {"block_tokens": -1},
+    ],
+    ids=str,
+)
+def test_malformed_ask_is_refused(changed: dict[str, object]) -> None:
+    fields = {**json.loads(encode_ask(ASK, 0)), **changed}
+    with pytest.raises(WireError) as caught:
+        parse_ask(json.dumps(fields).encode())
+    assert caught.value.code == "malformed"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"7", b"{", b'{"id": "a"', b"\xff", b'{"v":1}'])
+def test_body_that_is_no_ask_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError):
+        parse_ask(body)
+
+
+@pytest.mark.parametrize("version", [2, "1", None])
+def test_another_version_is_told_apart(version: object) -> None:
+    for parse, body in ((parse_ask, encode_ask(ASK, 0)), (parse_reply, encode_reply(REPLY))):
+        with pytest.raises(WireError) as caught:
+            parse(json.dumps({**json.loads(body), "v": version}).encode())
+        assert caught.value.code == "version"
+
+
+def same(one: ProbeReply, other: ProbeReply) -> bool:
+    return repr(one) == repr(other)  # NaN included
+
+
+def test_reply_goes_over_and_fits_its_schema() -> None:
+    for reply in (
+        REPLY,
+        replace(REPLY, estimate=replace(REPLY.estimate, harm_s=2.5)),
+        replace(REPLY, estimate=Estimate.unknown),
+    ):
+        body = encode_reply(reply)
+        fits("predict-reply", json.loads(body))
+        assert same(parse_reply(body), reply)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"ttft_s": "1"}, {"ttft_s": [1]}, {"running": "3"}, {"running": None}, {"running": 2.5}, {"spread": {}}, {"harm_s": "x"}],
+    ids=str,
+)
+def test_reply_with_a_figure_of_the_wrong_kind_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(WireError):
+        parse_reply(json.dumps({**json.loads(encode_reply(REPLY)), **changed}).encode())
+
+
+@pytest.mark.parametrize("name", ["ttft_s", "wait_s", "running", "snapshot_age_s", "kv_peak_blocks"])
+def test_reply_without_a_figure_is_refused(name: str) -> None:
+    fields = json.loads(encode_reply(REPLY))
+    del fields[name]
+    with pytest.raises(WireError, match=name):
+        parse_reply(json.dumps(fields).encode())
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+)
+def test_garbage_is_refused_not_raised_through(body: bytes) -> None:
+    for parse in (parse_ask, parse_reply):
+        with pytest.raises(WireError):
+            parse(body)
+
+
+def test_snapshot_fits_its_schema() -> None:
+    limits = EngineLimits(96, 128, 16, 512, 2048)
+    state = Snapshot(1.5, limits, (Resident("a", 10, 12, 3, 50),), (Resident("b", 10, 0, 0, 50),), 90)
+    body = json.loads(encode_snapshot(state, "vllm 0.32.0", 0.25, 1))
+    fits("snapshot", body)
+    assert body["state"]["running"][0]["computed_tokens"] == 12
+    assert body["reserved"] == 1
+
+
+def test_record_fits_its_schema() -> None:
+    columns = Columns(["a", "b"], [1, 2], [3, 4], [5, 6])
+    record = Record(
+        "e", Limits(96, 128, 16, 512, 2048), 1.5, 90, 0, Work(0, 2, 9, 0), IDLE, 0.0, columns, [2, 3], [1, 1], NOBODY, [], 0, 0
+    )
+
+    def plain(value: object) -> object:
+        if hasattr(value, "__struct_fields__"):
+            return [plain(getattr(value, name)) for name in value.__struct_fields__]
+        return value
+
+    fits("record", plain(record))
