@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 EngineName = Literal["auto", "vllm", "sglang", "openai"]
-PolicyName = Literal["po2", "po2_requests", "random", "round_robin", "least_request", "min_qpm", "consistent_hash"]
+PolicyName = Literal[
+    "plan", "po2", "pod", "fanout",
+    "po2_requests", "random", "round_robin", "least_request", "min_qpm", "consistent_hash",
+    "min_requests", "infaas", "llumnix", "nosim",
+    "smg_least_load", "cache_aware", "llmd", "llmd_headroom", "dynamo", "bounded_hash",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +48,27 @@ class BackendSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """How requests for one model are placed; `*` is the rule for every model without its own."""
+    """How requests for one model are placed; `*` is the rule for every model without its own.
+
+    `binding` and `order`, `work_weight` (lambda), `mu`, `margin` (of the KV), `age_rate` (tokens per second) and
+    `ahead_tokens` are the plan's; `d`, `objective`, `ttft_target_s` and `temperature` those of the policies that have
+    them. A prediction older than `stale_s` or off by more than `error_limit` times is not used.
+    """
 
     name: str
-    policy: PolicyName = "po2"
+    policy: PolicyName = "po2_requests"
     d: int = 2
     aliases: tuple[str, ...] = ()
     binding: Literal["late", "early"] = "late"
     order: Literal["sjf", "fcfs"] = "sjf"
     objective: Literal["e2e", "ttft"] = "e2e"
-    work_weight: float = 3.0  # lambda in gateway.toml
+    work_weight: float = 3.0
     mu: float = 0.0
     margin: float = 0.05
     age_rate: float = 120.0
     ahead_tokens: int = 0
+    ttft_target_s: float = 2.0
+    temperature: float = 0.0
     stale_s: float = 2.0
     error_limit: float = 4.0
 

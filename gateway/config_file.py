@@ -103,7 +103,7 @@ class BackendSection(_Section):
 class ModelSection(_Section):
     """One [models.NAME] table."""
 
-    policy: PolicyName = "po2"
+    policy: PolicyName = "po2_requests"
     d: int = Field(2, ge=1, le=1024)
     aliases: list[ModelName] = Field(default_factory=list, max_length=256)
 

@@ -6,14 +6,23 @@ replica before anything else is decided; whoever waits leaves with the first eve
 `due_s`. The owner carries out actions at once and in their order.
 """
 
-from collections.abc import Mapping
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log, nan
 from random import Random
 
 from gateway.config import ModelSpec
+from gateway.foresight import OwnDispatches, own_reply
 from gateway.jobs import Action, Dispatch, Job, Probe
-from predictor.mirror import Progress, Sight
+from gateway.plan import WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk
+from gateway.policies.base import Policy, Probing
+from gateway.policies.ladder import Ladder, judge
+from gateway.policies.table import COUNTING, PREDICTING, PROBING
+from gateway.views import View
+from predictor.mirror import Mirror
 from predictor.profile import EngineLimits, StepProfile
+from predictor.seats import Progress, Sight
 from predictor.snapshot import ProbeReply
 
 __all__ = ["Action", "Desk", "Dispatch", "EngineView", "Job", "Probe"]
@@ -35,52 +44,301 @@ class EngineView:
     sight: Sight | None = None
     learns: bool = False
 
+    def view(self, name: str) -> View:
+        """A view with a mirror of its own."""
+        mirror = Mirror(self.profile, self.limits, sight=self.sight, learns=self.learns)
+        return View(name, self.weight, self.max_in_flight, mirror, self.sidecar)
+
+
+def _place(ticket: Ticket) -> float:
+    return ticket.key
+
 
 class Desk:
     """See the module's words. All instants are of one clock, and never run backwards."""
 
     def __init__(self, rule: ModelSpec, rng: Random, *, own_dispatches: bool = True) -> None:
         """`own_dispatches = False` lets policies see only what probes reported, as the published systems do."""
+        self.rule = rule
+        self.due_s = NEVER  # call `tick` then, if nothing happens before; infinity when nobody waits for time alone
+        self.ladder = Ladder(rng)
+        self.held_total = 0  # jobs that had to wait
+        self._plans = rule.policy == "plan"
+        self._late = self._plans and rule.binding == "late"
+        self._counting: Policy | None = COUNTING[rule.policy](rule, rng) if rule.policy in COUNTING else None
+        self._probing: Probing | None = PROBING[rule.policy](rule, rng) if rule.policy in PROBING else None
+        self._own = OwnDispatches() if own_dispatches else None
+        self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
+        self._views: Sequence[View] = ()
+        self._lanes: list[Lane] = []
+        self._blind = False  # some view has no mirror: nothing can be planned
+        self._tickets: dict[str, Ticket] = {}
+        self._line: list[Ticket] = []
+        self._asked: dict[str, list[View]] = {}
 
-    @property
-    def due_s(self) -> float:
-        """When `tick` should be called if nothing happens before; infinity when nobody waits for time alone."""
-        return NEVER
+    def __repr__(self) -> str:
+        return f"<Desk {self.rule.policy} {self.rule.binding} waiting={len(self._line)} jobs={len(self._tickets)}>"
 
     @property
     def waiting(self) -> int:
         """Jobs that are not dispatched yet."""
-        return 0
+        return len(self._line) + len(self._asked)
+
+    # -- replicas
 
     def added(self, name: str, engine: EngineView) -> None:
         """A replica may be used from now on."""
+        self.sync([*self._views, engine.view(name)])
 
     def removed(self, name: str) -> None:
         """It may not be used any more; jobs that are there end as they end."""
+        self.sync([view for view in self._views if view.name != name])
+        if self._own is not None:
+            self._own.forget(name)
+
+    def sync(self, views: Sequence[View]) -> None:
+        """These are the replicas that may be used, kept by somebody else; nothing is done when they are the same
+        object as before."""
+        if views is self._views:
+            return
+        self._views = views
+        known = {(lane.name, id(lane.view), id(lane.mirror)): lane for lane in self._lanes}
+        self._lanes = []
+        for view in views:
+            mirror = view.mirror
+            if mirror is not None:
+                lane = known.get((view.name, id(view), id(mirror)))
+                self._lanes.append(lane if lane is not None else Lane(view, mirror))
+        self._blind = len(self._lanes) < len(views)
+
+    # -- jobs
 
     def arrived(self, job: Job, now_s: float, avoid: frozenset[str] = frozenset()) -> list[Action]:
         """A new job; never to one of `avoid`."""
+        assert job.id not in self._tickets, f"job {job.id!r} arrived twice"
+        ticket = self._tickets[job.id] = Ticket(job, avoid)
+        if self._late:
+            if job.prefix:
+                ticket.best_hit = max((ticket.hit_tokens(lane.name, lane.mirror) for lane in self._lanes), default=0)
+            self._join(ticket)
+            return self._go_on(now_s, ticket)
+        action = self._try(ticket, now_s)
+        if action is not None:
+            return [action]
+        self._join(ticket)
+        self.held_total += 1
         return []
 
     def probed(self, job_id: str, replies: Mapping[str, ProbeReply | None], now_s: float) -> list[Action]:
         """What came back of a Probe: a name without an entry was late, None stands for a failed probe."""
-        return []
+        asked = self._asked.pop(job_id, None)
+        ticket = self._tickets.get(job_id)
+        if asked is None or ticket is None:
+            return []
+        views = [view for view in asked if view in self._views and view.open(now_s) and view.usable(now_s)]
+        if views:
+            return [self._choose(ticket, views, replies, now_s)]
+        action = self._try(ticket, now_s)
+        if action is None:
+            self._join(ticket)
+            return []
+        return [action]
 
     def started(self, job_id: str, progress: Progress) -> None:
         """The job is at its replica; its progress can be read there from now on."""
+        ticket = self._tickets.get(job_id)
+        if ticket is not None and ticket.view is not None and ticket.view.mirror is not None:
+            ticket.view.mirror.started(job_id, progress)
 
     def first_token(self, job_id: str, now_s: float) -> list[Action]:
         """The job's first output token came."""
-        return []
+        ticket = self._tickets.get(job_id)
+        if ticket is not None and ticket.view is not None and ticket.view.mirror is not None:
+            ticket.view.mirror.first_token(job_id, now_s)
+        return self._go_on(now_s) if self._line else []
 
     def finished(self, job_id: str, output_tokens: int, now_s: float) -> list[Action]:
         """The job's answer is complete."""
-        return []
+        ticket = self._tickets.pop(job_id, None)
+        if ticket is not None and ticket.view is not None:
+            ticket.view.left()
+            if ticket.view.mirror is not None:
+                ticket.view.mirror.finished(job_id, now_s)
+        return self._go_on(now_s) if self._line else []
 
     def lost(self, job_id: str, now_s: float) -> list[Action]:
         """The job is gone: cancelled while it waited, or failed or cancelled where it was. It may arrive again."""
-        return []
+        ticket = self._tickets.pop(job_id, None)
+        self._asked.pop(job_id, None)
+        if ticket is not None and ticket.view is not None:
+            ticket.view.left()
+            if ticket.view.mirror is not None:
+                ticket.view.mirror.lost(job_id)
+        elif ticket is not None and ticket in self._line:
+            self._line.remove(ticket)
+        return self._go_on(now_s) if self._line else []
 
     def tick(self, now_s: float) -> list[Action]:
-        """Time passed."""
-        return []
+        """Time passed, or a replica came or changed."""
+        return self._go_on(now_s) if self._line else []
+
+    # -- the line
+
+    def _join(self, ticket: Ticket) -> None:
+        ticket.key = order_key(ticket, self.rule) if self._late else ticket.job.arrival_s
+        insort(self._line, ticket, key=_place)
+
+    def _go_on(self, now_s: float, fresh: Ticket | None = None) -> list[Action]:
+        """Dispatch whoever can go."""
+        if not self._late:
+            return self._release(now_s)
+        actions: list[Action] = []
+        self.due_s = NEVER
+        cause = self._reset_lanes(now_s)
+        if not cause:
+            try:
+                for ticket, lane, hit_tokens, ttft_s in walk(self._line, self._lanes, self.rule, now_s):
+                    self._line.remove(ticket)
+                    actions.append(self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s))
+            except UntrustedError as error:
+                cause = str(error)
+        if cause:
+            actions += self._fall_back(cause, now_s)
+        elif self._line:
+            self._reorder()
+            self.due_s = opens_s(self._lanes, self.rule, now_s)
+        if fresh is not None and fresh.view is None:
+            self.held_total += 1
+        return actions
+
+    def _reset_lanes(self, now_s: float) -> str:
+        """Bring the lanes up to date. Gives why they cannot be planned with, or ""."""
+        if self._blind:
+            return "missing"
+        cause = ""
+        for lane in self._lanes:
+            lane.reset(self.rule, now_s)
+            if not lane.mirror.error <= self._error_log:
+                cause = "error"
+        return cause
+
+    def _reorder(self) -> None:
+        """Hits change while jobs wait, and their places with them."""
+        changed = False
+        for ticket in self._line[:WALK]:
+            if ticket.job.prefix:
+                key = order_key(ticket, self.rule)
+                changed = changed or key != ticket.key
+                ticket.key = key
+        if changed:
+            self._line.sort(key=_place)
+
+    def _fall_back(self, cause: str, now_s: float) -> list[Action]:
+        """Nothing is held back by a prediction that cannot be used."""
+        actions: list[Action] = []
+        for ticket in list(self._line):
+            views = self._open_views(ticket, now_s)
+            if views:
+                self._line.remove(ticket)
+                actions.append(self._send_by_ladder(ticket, views, cause, now_s))
+        return actions
+
+    def _release(self, now_s: float) -> list[Action]:
+        """First come, first served, as long as somebody is open."""
+        actions: list[Action] = []
+        for ticket in self._line[:WALK]:
+            action = self._try(ticket, now_s)
+            if action is not None:
+                self._line.remove(ticket)
+                actions.append(action)
+        return actions
+
+    # -- one job
+
+    def _open_views(self, ticket: Ticket, now_s: float) -> list[View]:
+        avoid = ticket.avoid
+        return [v for v in self._views if v.open(now_s) and v.usable(now_s) and not (avoid and v.name in avoid)]
+
+    def _try(self, ticket: Ticket, now_s: float) -> Action | None:
+        """Dispatch or probe now; None when nobody is open."""
+        views = self._open_views(ticket, now_s)
+        if not views:
+            return None
+        if self._plans:
+            return self._early(ticket, views, now_s)
+        if self._counting is not None:
+            return self._send(ticket, self._counting.choose(ticket.job, views, now_s), -1, self.rule.policy, NEVER, now_s)
+        assert self._probing is not None
+        drawn = self._probing.drawn(ticket.job, views)
+        if not drawn:
+            chosen = self._probing.choose(ticket.job, views, now_s, {})
+            return self._send(ticket, chosen, -1, self.rule.policy, NEVER, now_s)
+        remote = tuple(view.name for view in drawn if view.sidecar)
+        if remote:
+            self._asked[ticket.job.id] = list(drawn)
+            return Probe(ticket.job, remote)
+        return self._choose(ticket, drawn, {}, now_s)
+
+    def _early(self, ticket: Ticket, views: list[View], now_s: float) -> Action:
+        """The plan's price, at once."""
+        cause = self._reset_lanes(now_s)
+        if not cause:
+            try:
+                lane, hit_tokens = cheapest(ticket, [lane for lane in self._lanes if lane.view in views])
+            except UntrustedError as error:
+                cause = str(error)
+            else:
+                assert lane is not None
+                ttft_s = lane.ttft_s(ticket.job.prompt_tokens, hit_tokens)
+                return self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
+        return self._send_by_ladder(ticket, views, cause, now_s)
+
+    def _choose(self, ticket: Ticket, views: Sequence[View], remote: Mapping[str, ProbeReply | None], now_s: float) -> Dispatch:
+        """By the policy if every reply is good, else by the ladder."""
+        assert self._probing is not None
+        job, rule = ticket.job, self.rule
+        replies: dict[str, ProbeReply] = {}
+        cause = ""
+        for view in views:
+            late = view.sidecar and view.name not in remote
+            reply = remote.get(view.name) if view.sidecar else self._predicted(job, view, now_s)
+            wrong = "late" if late else judge(reply, rule, rule.policy in PREDICTING)
+            if wrong or reply is None:
+                cause = cause or wrong
+            else:
+                replies[view.name] = reply
+        if cause:
+            return self._send_by_ladder(ticket, views, cause, now_s)
+        if self._own is not None and remote:
+            sizes = {view.name: view.mirror.limits.block_size for view in views if view.mirror is not None}
+            replies = self._own.corrected(replies, sizes, now_s)
+        chosen = self._probing.choose(job, views, now_s, replies)
+        estimate_s = replies[chosen.name].estimate.ttft_s
+        return self._send(ticket, chosen, -1, rule.policy, estimate_s, now_s)
+
+    @staticmethod
+    def _predicted(job: Job, view: View, now_s: float) -> ProbeReply | None:
+        try:
+            return own_reply(job, view, now_s)
+        except ValueError:  # a state that no engine can be in: the mirror went astray
+            return None
+
+    def _send_by_ladder(self, ticket: Ticket, views: Sequence[View], cause: str, now_s: float) -> Dispatch:
+        return self._send(ticket, self.ladder.choose(views, cause), -1, f"fallback: {cause}", NEVER, now_s)
+
+    def _send(self, ticket: Ticket, view: View, hit_tokens: int, reason: str, ttft_s: float, now_s: float) -> Dispatch:
+        """Count the job there, before anything else is decided. `hit_tokens` below 0: look them up."""
+        assert ticket.view is None, f"job {ticket.job.id!r} is dispatched already"
+        job, mirror = ticket.job, view.mirror
+        ticket.view = view
+        view.sent(now_s)
+        if mirror is not None:
+            if hit_tokens < 0:
+                hit_tokens = mirror.hit_tokens(job)
+            if self._own is not None and view.sidecar:
+                self._own.add(job, view.name, mirror.work_s(job.prompt_tokens, hit_tokens), now_s)
+            reckoned_s = mirror.dispatched(job, hit_tokens, now_s)
+            if ttft_s == NEVER:
+                ttft_s = reckoned_s
+        ticket.hits.clear()
+        return Dispatch(job, view.name, max(0, hit_tokens), reason, nan if ttft_s == NEVER else ttft_s)

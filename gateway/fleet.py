@@ -13,6 +13,7 @@ from typing import Literal
 from backends.base import Identity, Kind
 from gateway.config import BackendSpec, Health
 from gateway.suspicion import Suspicion
+from gateway.views import View
 
 State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
 Failure = Literal["connect", "timeout", "reset", "status"]
@@ -40,18 +41,17 @@ class Transition:
     reason: str
 
 
-class Replica:
+class Replica(View):
     """One live backend as the dispatcher sees it. Only Fleet changes it."""
 
     def __init__(self, spec: BackendSpec) -> None:
+        super().__init__(spec.name, spec.weight, spec.max_in_flight)
         self.spec = spec
         self.state: State = "starting"
         self.reason = "not probed yet"
         self.identity = Identity(engine=spec.engine, models=spec.models)
-        self.in_flight = 0
         self.streams = 0
         self.stalled = 0
-        self.dispatched_total = 0
         self.failed_total = 0
         self.failures = 0
         self.suspects: set[int] = set()
@@ -62,15 +62,9 @@ class Replica:
         self.ready_since_s = 0.0  # the last recovery
         self.overloaded_until_s = 0.0
         self.drain_until_s: float | None = None
-        self.minute_start_s = 0.0
-        self.minute_count = 0
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.state} in_flight={self.in_flight} failures={self.failures}>"
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -80,15 +74,26 @@ class Replica:
         """Whether a route of that kind can be answered there, as far as is known."""
         return kind == "unknown" or self.identity.kind in ("unknown", kind)
 
+    def respecified(self, spec: BackendSpec) -> None:
+        """Other settings at the same address."""
+        self.spec = spec
+        self.weight, self.max_in_flight = spec.weight, spec.max_in_flight
+
+    def usable(self, now_s: float) -> bool:
+        """Whether it may be meant for requests that wait: not while it is on trial or said that it has too many."""
+        return now_s >= self.overloaded_until_s and not (self.trial and self.in_flight)
+
     def open(self, now_s: float) -> bool:
         """Whether one more request may go there now."""
-        if self.in_flight >= (1 if self.trial else self.spec.max_in_flight):
+        if self.in_flight >= (1 if self.trial else self.max_in_flight):
             return False
         return now_s >= self.overloaded_until_s
 
-    def minute_rate(self, now_s: float) -> int:
-        """Requests sent in the current minute window (the `min_qpm` rule's count)."""
-        return self.minute_count if now_s - self.minute_start_s < 60.0 else 0
+    def sent(self, now_s: float) -> None:
+        """A request goes there."""
+        if self.in_flight == 0:
+            self.last_byte_s = now_s
+        super().sent(now_s)
 
 
 class Fleet:
@@ -165,7 +170,7 @@ class Fleet:
             fresh = self._replicas[name] = Replica(spec)
             self._changed()
             return fresh
-        old.spec = spec
+        old.respecified(spec)
         self._changed()
         return old
 
@@ -236,20 +241,13 @@ class Fleet:
 
     def dispatched(self, replica: Replica, now_s: float, stream: bool) -> None:
         """A request goes there; counted before the first await so that concurrent ones do not herd."""
-        if replica.in_flight == 0:
-            replica.last_byte_s = now_s
-        replica.in_flight += 1
+        replica.sent(now_s)
         replica.streams += stream
-        replica.dispatched_total += 1
-        if now_s - replica.minute_start_s >= 60.0:
-            replica.minute_start_s, replica.minute_count = now_s, 0
-        replica.minute_count += 1
 
     def released(self, replica: Replica, stream: bool) -> None:
         """A request that was dispatched there is over, however it ended."""
-        replica.in_flight -= 1
+        replica.left()
         replica.streams -= stream
-        assert replica.in_flight >= 0, replica
 
     def stalled(self, replica: Replica, stalled: bool, now_s: float) -> None:
         """The client of a stream there stopped reading (so nothing is read from the backend either), or reads again."""

@@ -1,30 +1,374 @@
 """The gateway's own picture of one engine: what it sent there, how far that is, what it holds. Pure.
 
-Fed by dispatches, first tokens and ends; progress in between is read lazily, never told token by token. Between events
-the step in progress is reckoned from the profile: steps follow each other without a gap, prompts are computed first
-come first served in chunks of the step's token budget. What is heard corrects the reckoning: a first token or an end
-marks the end of a step.
+Fed by dispatches, first tokens and ends; progress in between is read lazily, never told token by token. Where the
+engine's clock cannot be seen, `stepclock` reckons it, and `pace` learns by what factor steps are slower than the
+profile says.
 """
 
-from typing import Protocol
+import math
 
+from predictor.prefill import StepCosts, step_costs
+from predictor.prefix import PrefixIndex
+from predictor.profile import EngineLimits, StepProfile
+from predictor.seats import REPAIR_TOKENS, Demand, Progress, Seat, Sight
+from predictor.snapshot import Resident, Snapshot
+from predictor.stepclock import StepClock
 
-class Progress(Protocol):
-    """How far one request is, read when needed. `computed` counts tokens whose KV exists, hits included; below 0 when
-    nobody can say."""
+__all__ = ["Demand", "Mirror", "Progress", "Sight"]
 
-    @property
-    def generated(self) -> int: ...
-    @property
-    def computed(self) -> int: ...
-
-
-class Sight(Protocol):
-    """An engine whose clock can be seen: when its step in progress ends, None when it is idle."""
-
-    @property
-    def step_ends_at_s(self) -> float | None: ...
+NEVER = float("inf")
+REFRESH_S = 0.05  # how old the sums over running requests may be
+PACE_WEIGHT = 0.1
+PACE_MAX = 20.0
 
 
 class Mirror:
-    """See the module's words."""
+    """See the module's words. After `look(now_s)` these hold for that instant:
+
+    `lag_s` until the step in progress ends, `pending_tokens` of prompts left beyond that step and their `pending_pairs`
+    (for the quadratic cost), `decodes` running sequences over `kv_tokens` of context, `step_s` of a step with them, and
+    `room` for prompt tokens in it. `overdue_s` is by how much the oldest first token is late that should be here.
+    """
+
+    def __init__(self, profile: StepProfile, limits: EngineLimits, *, sight: Sight | None = None, learns: bool = False) -> None:
+        self.profile = profile
+        self.limits = limits
+        self.costs: StepCosts = step_costs(profile)
+        self.index = PrefixIndex(0)
+        self.pace = 1.0
+        self.error = 0.0  # mean |log(observed / predicted)| of first tokens, with forgetting
+        self.lag_s = 0.0
+        self.pending_tokens = 0
+        self.pending_pairs = 0.0
+        self.decodes = 0
+        self.kv_tokens = 0.0
+        self.step_s = 0.0
+        self.room = limits.max_num_batched_tokens
+        self.overdue_s = 0.0
+        self.heard_s = 0.0
+        self.foreign = 0  # requests that others sent there, as far as the engine's own figures show them
+        self.foreign_tokens = 0
+        self._sight = sight
+        self._learns = learns
+        self._learned = 0
+        self._block_tokens = 0
+        self._seats: dict[str, Seat] = {}
+        self._filling: list[Seat] = []  # no first token yet, in the order of dispatch
+        self._pins: dict[int, int] = {}
+        self._clock = StepClock(self.costs, limits.max_num_batched_tokens, self._filling)
+        self._refreshed_s = -NEVER
+        self._running = 0  # sequences that decode
+        self._running_tokens = 0  # ... and their context, as last refreshed
+        self._redo_tokens = 0
+        self._final_tokens = 0  # context of all at their ends: an upper bound of the peak
+        self._idle()
+
+    def __repr__(self) -> str:
+        return f"<Mirror {len(self._seats)} there, {len(self._filling)} filling, pending={self.pending_tokens}>"
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    # -- events
+
+    def dispatched(self, demand: Demand, hit_tokens: int, now_s: float, progress: Progress | None = None) -> float:
+        """It goes there now. Gives the predicted seconds to its first token."""
+        self.look(now_s)
+        seat = Seat(demand, hit_tokens, now_s, progress)
+        wait_s = self.ttft_s(demand.prompt_tokens, seat.computed)
+        seat.starts_s, seat.due_s = now_s + self.lag_s, now_s + wait_s
+        if not self._seats:
+            self.heard_s = now_s
+        self._seats[seat.id] = seat
+        self._filling.append(seat)
+        self._final_tokens += seat.prompt_tokens + seat.expected
+        if seat.prefix:
+            self._hold(seat, demand.block_tokens)
+        left = seat.prompt_tokens - seat.computed
+        self.pending_tokens += left
+        self.pending_pairs += left * (seat.computed + 0.5 * left)
+        if self._sight is None and self._clock.ends_s <= now_s:
+            self._clock.begin(now_s, self.decodes, self.kv_tokens)
+        return wait_s
+
+    def started(self, job_id: str, progress: Progress) -> None:
+        """Its progress can be read from now on."""
+        seat = self._seats.get(job_id)
+        if seat is not None:
+            seat.progress = progress
+
+    def first_token(self, job_id: str, now_s: float) -> None:
+        """Its first output token came: its prompt is computed, and so are those before it."""
+        seat = self._seats.get(job_id)
+        if seat is None or seat.first_s >= 0:
+            return
+        if self._learns and seat.progress is not None:
+            self._learn(seat, now_s)
+        if self._sight is None:
+            self._clock.heard(now_s, self.decodes, self.kv_tokens)
+            for earlier in self._filling:
+                earlier.computed = earlier.prompt_tokens
+                if earlier is seat:
+                    break
+        self._decodes(seat, now_s)
+        self.heard_s = now_s
+
+    def finished(self, job_id: str, now_s: float) -> None:
+        """Its answer is complete."""
+        seat = self._seats.get(job_id)
+        if seat is None:
+            return
+        if self._sight is None:
+            self._clock.heard(now_s, self.decodes, self.kv_tokens)
+        self._leave(seat)
+        self.heard_s = now_s
+
+    def lost(self, job_id: str) -> None:
+        """It is gone without an end: cancelled or failed."""
+        seat = self._seats.get(job_id)
+        if seat is not None:
+            self._leave(seat)
+
+    def restarted(self, now_s: float) -> None:
+        """The engine is a new process: nothing is cached there."""
+        self.index.forget()
+        self.heard_s = now_s
+
+    def reported(self, requests: int, kv_usage: float) -> None:
+        """The engine's own figures: requests running and waiting, share of its KV in use. What exceeds our own picture
+        is others' traffic; it counts until the next report."""
+        self.foreign = max(0, requests - len(self._seats))
+        own = sum(seat.private_tokens + seat.generated() for seat in self._seats.values())
+        held = int(kv_usage * self.limits.kv_blocks * self.limits.block_size)
+        surplus = held - own - len(self._pins) * self._block_tokens
+        self.foreign_tokens = max(0, surplus) if self.foreign else 0
+
+    # -- what is read
+
+    def hit_tokens(self, demand: Demand) -> int:
+        """Prompt tokens that the engine's cache will probably save; one token is always computed."""
+        prefix = demand.prefix
+        if not prefix:
+            return 0
+        whole = (demand.prompt_tokens - 1) // demand.block_tokens
+        return min(self.index.hit_blocks(prefix), whole) * demand.block_tokens
+
+    def staleness_s(self, now_s: float) -> float:
+        """Since anything was heard of an engine that has work; 0 when it has none."""
+        return now_s - self.heard_s if self._seats else 0.0
+
+    def look(self, now_s: float) -> None:
+        """Bring the figures up to `now_s`."""
+        if not self._seats and not self.foreign:
+            return  # the figures of an idle engine stand already
+        if now_s - self._refreshed_s >= REFRESH_S:
+            self._refresh(now_s)
+        if self._sight is None and self._seats:
+            self._clock.advance(now_s, self.decodes, self.kv_tokens)
+        self._count(now_s)
+
+    def ttft_s(self, prompt_tokens: int, cached: int) -> float:
+        """Seconds to the first token of a prompt sent now, `cached` of it in the cache; after `look`."""
+        left = prompt_tokens - cached
+        own_s = -(-left // self.room) * self.step_s + self.costs.tokens_s(left, left * (cached + 0.5 * left))
+        return self.lag_s + self.backlog_s() + own_s * self.pace
+
+    def work_s(self, prompt_tokens: int, cached: int) -> float:
+        """Seconds to compute a prompt alone."""
+        return self.costs.prefill_s(prompt_tokens - cached, cached, 0, 0.0, self.limits.max_num_batched_tokens) * self.pace
+
+    def backlog_s(self) -> float:
+        """Seconds to compute what is pending; after `look`."""
+        pending = self.pending_tokens
+        if pending <= 0:
+            return 0.0
+        return (-(-pending // self.room) * self.step_s + self.costs.tokens_s(pending, self.pending_pairs)) * self.pace
+
+    def opens_s(self, now_s: float, ahead_tokens: int) -> float:
+        """When no more than `ahead_tokens` will be pending beyond the step then in progress; after `look`."""
+        over = self.pending_tokens - ahead_tokens
+        if over <= 0:
+            return now_s
+        steps = -(-over // self.room) - 1
+        share = min(1.0, steps * self.room / self.pending_tokens)
+        filled_s = steps * self.step_s + share * self.costs.tokens_s(self.pending_tokens, self.pending_pairs)
+        return now_s + self.lag_s + filled_s * self.pace
+
+    def queued_tokens(self) -> int:
+        """Tokens still to be computed or produced, as expected."""
+        return sum(max(0, s.prompt_tokens - s.computed) + s.left() for s in self._seats.values())
+
+    def prompt_tokens(self) -> int:
+        """Of all prompts there."""
+        return sum(seat.prompt_tokens for seat in self._seats.values())
+
+    def unstarted_tokens(self) -> int:
+        """Of all prompts there without a first token, less their hits."""
+        return sum(seat.prompt_tokens - seat.hit_tokens for seat in self._filling)
+
+    def context_tokens(self) -> int:
+        """Prompts and outputs so far of all requests there."""
+        return sum(seat.prompt_tokens + seat.generated() for seat in self._seats.values())
+
+    def fits(self, demand: Demand, margin: float) -> bool:
+        """Whether the predicted peak of KV, with this request, stays within (1 - margin) of all of it. An empty engine
+        takes anything."""
+        if not self._seats and not self.foreign:
+            return True
+        limit = (1.0 - margin) * self.limits.kv_blocks * self.limits.block_size - self.foreign_tokens
+        if self._final_tokens + demand.prompt_tokens + demand.lengths.q50 <= limit:
+            return True
+        return self.peak_tokens(demand) <= limit
+
+    def peak_tokens(self, demand: Demand | None = None) -> int:
+        """The most KV tokens at once until all have ended, if each ends when expected and gains a token a step. Those
+        that end first give theirs back first; a block that several prompts share counts once, and to the end."""
+        parts = [(seat.left(), seat.private_tokens + seat.generated()) for seat in self._seats.values()]
+        held = len(self._pins) * self._block_tokens
+        if demand is not None:
+            held += sum(block not in self._pins for block in demand.prefix) * demand.block_tokens
+            parts.append((demand.lengths.q50, max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)))
+        parts.sort(reverse=True)
+        most = held
+        for count, (left, tokens) in enumerate(parts, 1):
+            held += tokens
+            most = max(most, held + left * count)
+        return most
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """The picture as a record for a what-if: running in the order of dispatch up to the engine's limit, the rest
+        waiting."""
+        self.look(now_s)
+        running: list[Resident] = []
+        waiting: list[Resident] = []
+        held = 0
+        for seat in self._seats.values():
+            resident = _resident(seat)
+            begun = seat.first_s >= 0 or seat.starts_s <= now_s
+            if begun and not waiting and len(running) < self.limits.max_num_seqs:
+                running.append(resident)
+                held += self.limits.blocks_for(resident.prompt_tokens + resident.generated_tokens)
+            else:
+                waiting.append(resident)
+        free = max(0, self.limits.kv_blocks - held)
+        return Snapshot(now_s, self.limits, tuple(running), tuple(waiting), free, 0, self.lag_s)
+
+    # -- inside
+
+    def _idle(self) -> None:
+        """The figures of an engine without work."""
+        self._clock.stop()
+        self._running = self._running_tokens = self._redo_tokens = self._final_tokens = 0
+        self.decodes, self.kv_tokens, self.lag_s, self.overdue_s = 0, 0.0, 0.0, 0.0
+        self.pending_tokens, self.pending_pairs = 0, 0.0
+        self.step_s, self.room = self.costs.step_s(0, 0.0), self.limits.max_num_batched_tokens
+
+    def _decodes(self, seat: Seat, now_s: float) -> None:
+        seat.first_s = now_s
+        seat.computed = seat.prompt_tokens
+        self._filling.remove(seat)
+        self._running += 1
+        self._running_tokens += seat.prompt_tokens
+
+    def _hold(self, seat: Seat, block_tokens: int) -> None:
+        pins = self._pins
+        for block in seat.prefix:
+            pins[block] = pins.get(block, 0) + 1
+        if self._block_tokens != block_tokens:
+            self._block_tokens = block_tokens
+            self.index.resize(self.limits.kv_blocks * self.limits.block_size // block_tokens)
+        self.index.touch(seat.prefix)
+
+    def _leave(self, seat: Seat) -> None:
+        del self._seats[seat.id]
+        if seat.first_s < 0:
+            self._filling.remove(seat)
+        else:
+            self._running -= 1
+            self._running_tokens -= min(self._running_tokens, seat.prompt_tokens + seat.generated())
+        for block in seat.prefix:
+            count = self._pins[block] - 1
+            if count:
+                self._pins[block] = count
+            else:
+                del self._pins[block]
+        if not self._seats and not self.foreign:
+            self._idle()
+
+    def _refresh(self, now_s: float) -> None:
+        """Sums over all that is there: exact now, reused for a moment."""
+        self._refreshed_s = now_s
+        running = final = redo = 0
+        for seat in self._seats.values():
+            progress = seat.progress
+            if progress is not None:
+                generated = progress.generated
+                if seat.first_s >= 0 and 0 <= progress.computed < seat.prompt_tokens:
+                    redo += seat.prompt_tokens + generated - progress.computed  # preempted: computed again
+            elif seat.first_s >= 0 and self.step_s > 0:
+                generated = seat.reckoned = int((now_s - seat.first_s) / (self.step_s * self.pace))
+            else:
+                generated = 0
+            final += seat.prompt_tokens + generated + max(REPAIR_TOKENS, seat.expected - generated)
+            if seat.first_s >= 0:
+                running += seat.prompt_tokens + generated
+        self._running_tokens, self._final_tokens, self._redo_tokens = running, final, redo
+
+    def _count(self, now_s: float) -> None:
+        """The figures, from the requests that fill and the sums."""
+        left_all, pairs, flying = self._redo_tokens, 0.0, 0
+        unseen: Seat | None = None
+        self.overdue_s = 0.0
+        for seat in self._filling:
+            progress = seat.progress
+            if progress is not None and progress.computed >= 0:
+                seat.computed = max(seat.computed, progress.computed)
+            left = seat.prompt_tokens - seat.computed
+            if left > 0:
+                left_all += left
+                pairs += left * (seat.computed + 0.5 * left)
+                if seat.starts_s <= now_s:
+                    flying += left
+            elif progress is None:
+                unseen = seat
+            else:
+                self.overdue_s = max(self.overdue_s, now_s - seat.due_s)
+        if unseen is not None:
+            self._decodes(unseen, now_s)  # nobody will tell of its first token
+        self.decodes = self._running + self.foreign
+        self.kv_tokens = float(self._running_tokens + self.foreign_tokens)
+        self.step_s = self.costs.step_s(self.decodes, self.kv_tokens)
+        self.room = max(1, self.limits.max_num_batched_tokens - self.decodes)
+        chunk = self._flight(now_s, flying)
+        if chunk and left_all:
+            pairs *= 1.0 - chunk / left_all
+        self.pending_tokens, self.pending_pairs = left_all - chunk, pairs
+
+    def _flight(self, now_s: float, flying: int) -> int:
+        """Prompt tokens in the step in progress; sets when that ends."""
+        if self._sight is None:
+            reckoned_s = self._clock.ends_s - now_s if self._seats else 0.0
+            self.lag_s = max(0.0, reckoned_s, self.overdue_s)  # what has been late so long is late for about as long again
+            return min(self._clock.chunk, flying)
+        ends_s = self._sight.step_ends_at_s
+        self.lag_s = 0.0 if ends_s is None else max(0.0, ends_s - now_s)
+        return 0 if ends_s is None else min(self.room, flying)
+
+    def _learn(self, seat: Seat, now_s: float) -> None:
+        """By what factor first tokens come later than the profile says."""
+        predicted_s, observed_s = seat.due_s - seat.sent_s, now_s - seat.sent_s
+        if predicted_s <= 1e-6 or observed_s <= 1e-6:
+            return
+        off = math.log(observed_s / predicted_s)
+        self._learned += 1
+        weight = max(PACE_WEIGHT, 1.0 / self._learned)  # the first ones count in full: the profile may be a mere guess
+        self.error += weight * (min(abs(off), 5.0) - self.error)
+        pace = self.pace * math.exp(weight * max(-3.0, min(3.0, off)))
+        self.pace = self._clock.pace = max(1.0 / PACE_MAX, min(PACE_MAX, pace))
+
+
+def _resident(seat: Seat) -> Resident:
+    if seat.first_s < 0:
+        return Resident(seat.id, seat.prompt_tokens, min(seat.computed, seat.prompt_tokens - 1), 0, seat.expected)
+    generated = max(1, seat.generated())
+    return Resident(seat.id, seat.prompt_tokens, seat.prompt_tokens + generated - 1, generated, seat.expected)

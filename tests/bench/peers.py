@@ -157,7 +157,7 @@ def leeway_config() -> str:
     digest = hashlib.sha256(CLIENT_KEY.encode()).hexdigest()
     return (
         f'[listen]\ndata = "127.0.0.1:{GATEWAY_PORT}"\ncontrol = "127.0.0.1:{CONTROL_PORT}"\n\n{backends}\n'
-        f'[[keys]]\nsha256 = "{digest}"\n\n[models.m]\npolicy = "po2"\n'
+        f'[[keys]]\nsha256 = "{digest}"\n\n[models.m]\npolicy = "po2_requests"\n'
     )
 
 

@@ -20,7 +20,7 @@ from gateway.config import (
     split_address,
     to_json,
 )
-from gateway.dispatch import POLICIES
+from gateway.policies.table import COUNTING, PROBING
 
 CANARY = "canary-3fa9"
 FULL = GatewayConfig(
@@ -83,7 +83,8 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_every_policy_that_may_be_named_exists() -> None:
-    assert set(get_args(PolicyName)) == set(POLICIES)
+    assert set(get_args(PolicyName)) == {"plan", *COUNTING, *PROBING}
+    assert not set(COUNTING) & set(PROBING)
 
 
 def test_every_limit_limits_something_by_default() -> None:

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import BackendSpec, ModelSpec, PolicyName
-from gateway.dispatch import POINTS_PER_REPLICA, POLICIES, Ask, Dispatcher, Hold, Policy
+from gateway.dispatch import Ask, Dispatcher, Hold
 from gateway.fleet import Replica
+from gateway.policies.base import Policy
+from gateway.policies.counts import POINTS_PER_REPLICA
+from gateway.policies.table import COUNTING as POLICIES
 
 
 class Draws(Random):
@@ -26,7 +29,9 @@ class Draws(Random):
 
 def replica(name: str, in_flight: int = 0, weight: float = 1.0, minute_count: int = 0, max_in_flight: int = 1024) -> Replica:
     made = Replica(BackendSpec(name, f"http://{name}", weight=weight, max_in_flight=max_in_flight))
-    made.in_flight, made.minute_count = in_flight, minute_count
+    made.in_flight = in_flight
+    for _ in range(minute_count):
+        made.minute.add(0.0)
     return made
 
 
@@ -64,17 +69,16 @@ def chosen(policy: Policy, replicas: list[Replica], times: int = 1, ask: Ask = A
         ),
         ("min_qpm", (0.5, 0.4), [replica("a", minute_count=4), replica("b", minute_count=4)], "b"),
         ("min_qpm", (0.5, 0.9), [replica("a", weight=0.5, minute_count=2), replica("b", minute_count=3)], "b"),
-        ("po2", (), row(7), "a"),
-        ("po2", (0.0, 0.5), row(1, 0), "bb"),
-        ("po2", (0.0, 0.5), row(1, 1), "ab"),
-        ("po2", (0.0,), [replica("a", 3, weight=2.0), replica("b", 2, weight=1.0)], "a"),
-        ("po2", (0.0,), [replica("a", 5, weight=2.0), replica("b", 2, weight=1.0)], "b"),
+        ("po2_requests", (), row(7), "a"),
+        ("po2_requests", (0.0, 0.5), row(1, 0), "bb"),
+        ("po2_requests", (0.0, 0.5), row(1, 1), "ab"),
+        ("po2_requests", (0.0,), [replica("a", 3, weight=2.0), replica("b", 2, weight=1.0)], "a"),
+        ("po2_requests", (0.0,), [replica("a", 5, weight=2.0), replica("b", 2, weight=1.0)], "b"),
     ],
 )
 def test_choices(name: PolicyName, draws: tuple[float, ...], replicas: list[Replica], names: str) -> None:
     made = policy(name, Draws(draws))
     assert chosen(made, replicas, len(names)) == names
-    assert made.probes(ASK, replicas) == ()
 
 
 def test_round_robin_goes_on_by_name_when_the_set_changes() -> None:
@@ -86,12 +90,19 @@ def test_round_robin_goes_on_by_name_when_the_set_changes() -> None:
     assert chosen(made, [a, b], 3) == "bab"
 
 
-def test_the_minute_count_of_min_qpm_ages() -> None:
-    busy, idle = replica("a", minute_count=50), replica("b", minute_count=1)
-    busy.minute_start_s, idle.minute_start_s = 0.0, 60.0
+def test_the_minute_of_min_qpm_slides() -> None:
+    before, lately = replica("a"), replica("b")
+    for second in range(50):
+        before.minute.add(second / 10)
+        lately.minute.add(60.0 + second / 100)
+    lately.minute.add(60.0)
     made = policy("min_qpm")
-    assert made.choose(ASK, [busy, idle], 59.0).name == "b"
-    assert made.choose(ASK, [busy, idle], 60.0).name == "a"
+    assert [view.minute.count(59.9) for view in (before,)] == [50]
+    assert made.choose(ASK, [before, lately], 61.0).name == "a"
+    assert made.choose(ASK, [before, lately], 64.0).name == "a"
+    assert [(view.minute.count(64.9), view.minute.count(65.0)) for view in (before, lately)] == [(0, 0), (51, 51)]
+    assert made.choose(ASK, [before, lately], 120.0).name in {"a", "b"}
+    assert lately.minute.count(120.0) == 0
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
@@ -100,23 +111,23 @@ def test_power_of_two_draws_every_ordered_pair_once(count: int) -> None:
     pairs = count * (count - 1)
     every_draw = [(at + 0.5) / pairs for at in range(pairs)]
     ranked = row(*range(count))
-    seen = Counter(chosen(policy("po2", Draws(every_draw)), ranked, pairs))
+    seen = Counter(chosen(policy("po2_requests", Draws(every_draw)), ranked, pairs))
     assert seen == Counter({r.name: 2 * (count - 1 - rank) for rank, r in enumerate(ranked)})
-    tied = Counter(chosen(policy("po2", Draws(every_draw)), row(*[3] * count), pairs))
+    tied = Counter(chosen(policy("po2_requests", Draws(every_draw)), row(*[3] * count), pairs))
     assert set(tied.values()) == {count - 1}
 
 
 def test_power_of_two_never_draws_one_replica_twice_nor_beyond() -> None:
     for number in (0.0, 0.4999999, 0.5, 1 - 2**-53):
-        assert chosen(policy("po2", Draws([number])), row(5, 0)) == "b"
-        assert chosen(policy("po2", Draws([number])), row(5, 5, 0)) in {"a", "b", "c"}
+        assert chosen(policy("po2_requests", Draws([number])), row(5, 0)) == "b"
+        assert chosen(policy("po2_requests", Draws([number])), row(5, 5, 0)) in {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(("d", "names"), [(1, 3), (3, 1), (4, 1), (99, 1)])
 def test_power_of_d(d: int, names: int) -> None:
     """d = 1 is random; d of all or more is the least loaded."""
     replicas = row(2, 1, 0) if d != 1 else row(0, 0, 0)
-    assert len(set(chosen(policy("po2", Random(3), d), replicas, 40))) == names
+    assert len(set(chosen(policy("po2_requests", Random(3), d), replicas, 40))) == names
 
 
 KEYS = [f"session-{number}" for number in range(2000)]
@@ -148,12 +159,12 @@ def test_a_home_that_is_full_for_a_while_changes_nothing_else() -> None:
 
 
 def test_the_ring_forgets_names_when_there_were_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.dispatch.RING_NAMES_MAX", 10)
+    monkeypatch.setattr("gateway.policies.counts.RING_NAMES_MAX", 10)
     used = policy("consistent_hash")
     for number in range(50):
         there = [replica(f"r{number}"), replica(f"r{number + 1}")]
         assert used.choose(Ask("m", "key"), there, 0.0) in there
-        assert len(used._names) <= 10  # type: ignore[attr-defined]
+        assert len(used.ring.names) <= 10  # type: ignore[attr-defined]
 
 
 def test_a_session_s_home_depends_on_names_alone() -> None:

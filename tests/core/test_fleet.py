@@ -354,14 +354,14 @@ def test_a_new_address_starts_over_and_other_settings_do_not() -> None:
         made.added(spec("a"))
 
 
-def test_the_minute_rate_counts_the_current_window() -> None:
+def test_dispatches_count_for_a_minute() -> None:
     made = fleet("a")
     replica = one(made)
     for now_s in (100.0, 110.0, 159.9):
         made.dispatched(replica, now_s, stream=True)
-    assert [replica.minute_rate(now_s) for now_s in (159.9, 160.0)] == [3, 0]
+    assert [replica.minute.count(now_s) for now_s in (159.9, 160.0)] == [3, 2]
     made.dispatched(replica, 160.0, stream=False)
-    assert (replica.minute_rate(160.0), replica.dispatched_total, replica.in_flight, replica.streams) == (1, 4, 4, 3)
+    assert (replica.minute.count(160.0), replica.dispatched_total, replica.in_flight, replica.streams) == (3, 4, 4, 3)
 
 
 def test_what_was_not_dispatched_cannot_be_released() -> None:

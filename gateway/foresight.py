@@ -1,0 +1,75 @@
+"""Replies made here: what a sidecar would say of a replica, predicted from the gateway's own mirror. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.jobs import Job
+from gateway.views import View
+from predictor.request import Estimate
+from predictor.snapshot import ProbeReply
+
+UNKNOWN = ProbeReply(Estimate.unknown, 0, 0, 0, 0, 0, 0.0)
+
+
+def own_reply(job: Job, view: View, now_s: float) -> ProbeReply | None:
+    """The reply for `job` from the view's mirror; None without one."""
+    mirror = view.mirror
+    if mirror is None:
+        return None
+    snapshot = mirror.snapshot(now_s)
+    hit_tokens = mirror.hit_tokens(job)
+    ttft_s = mirror.ttft_s(job.prompt_tokens, hit_tokens)
+    tpot_s = mirror.step_s * mirror.pace
+    estimate = Estimate(ttft_s, tpot_s, ttft_s + tpot_s * max(0, job.lengths.q50 - 1))
+    limits = mirror.limits
+    return ProbeReply(
+        estimate,
+        len(snapshot.running),
+        len(snapshot.waiting),
+        snapshot.free_blocks,
+        sum(limits.blocks_for(who.prompt_tokens + who.generated_tokens) for who in snapshot.waiting),
+        mirror.queued_tokens(),
+        0.0,
+    )
+
+
+class OwnDispatches:
+    """What was sent to each replica lately: a reply knows only what was there when its state was taken, so what came
+    since is added before it is compared (decided once, seen by all: concurrent requests do not herd)."""
+
+    KEPT_S = 5.0
+
+    def __init__(self) -> None:
+        self._sent: dict[str, list[tuple[float, Job, float]]] = {}
+
+    def add(self, job: Job, name: str, work_s: float, now_s: float) -> None:
+        """`job` goes there, to be computed in `work_s` alone."""
+        sent = self._sent.setdefault(name, [])
+        if sent and now_s - sent[0][0] > self.KEPT_S:
+            sent[:] = [entry for entry in sent if now_s - entry[0] <= self.KEPT_S]
+        sent.append((now_s, job, work_s))
+
+    def forget(self, name: str) -> None:
+        """The replica is gone."""
+        self._sent.pop(name, None)
+
+    def corrected(
+        self, replies: Mapping[str, ProbeReply], block_size: Mapping[str, int], now_s: float
+    ) -> dict[str, ProbeReply]:
+        """The replies as they would be with what was sent since."""
+        return {name: self._corrected(name, reply, block_size.get(name, 16), now_s) for name, reply in replies.items()}
+
+    def _corrected(self, name: str, reply: ProbeReply, block_size: int, now_s: float) -> ProbeReply:
+        taken_s = now_s - reply.snapshot_age_s
+        since = [(job, work_s) for at_s, job, work_s in self._sent.get(name, ()) if at_s > taken_s]
+        if not since:
+            return reply
+        delay_s = sum(work_s for _, work_s in since)
+        estimate = reply.estimate
+        return replace(
+            reply,
+            estimate=replace(estimate, ttft_s=estimate.ttft_s + delay_s, e2e_s=estimate.e2e_s + delay_s),
+            waiting=reply.waiting + len(since),
+            waiting_blocks=reply.waiting_blocks + sum(-(-job.prompt_tokens // block_size) for job, _ in since),
+            queued_tokens=reply.queued_tokens + sum(job.prompt_tokens + job.lengths.q50 for job, _ in since),
+        )

@@ -1,0 +1,196 @@
+"""The late plan: the waiting line planned over all replicas by one price, sent out as far as replicas are open. Pure.
+
+For a request of x uncached tokens on replica k:
+
+    score_k = T_k + lambda w_k + mu D_k w_k
+
+T_k = rest of the step in progress + the uncached prompt tokens already sent there or planned there before + its own,
+all in seconds beside k's decodes; w_k = seconds of its own prompt alone, which everybody else waits for; D_k = decodes.
+Order: shortest first, by predicted output + 0.3 uncached prompt tokens, less `age_rate` tokens a second of waiting. The
+first 48 are walked: each goes to the least score over all replicas, if that one is open (no uncached prompt token left
+beyond the step in progress), has nothing planned before it and will have room for its KV at the peak; else its tokens
+stay in the plan and its replica is closed to those behind, so it waits for the holder of its prefix, too. Source:
+affinity study, section 2; without prefixes this is late binding with aged shortest-job-first (papers.md 1.7).
+"""
+
+from collections.abc import Iterator, Sequence
+from math import isnan
+
+from gateway.config import ModelSpec
+from gateway.jobs import Job
+from gateway.views import View
+from predictor.mirror import Mirror
+
+WALK = 48
+PROMPT_WEIGHT = 0.3
+SCORE_MAX_S = 1e7
+NEVER = float("inf")
+
+
+class Ticket:
+    """A job between its arrival and its end. `key` is its place in the order, smaller first; `best_hit` the largest hit
+    seen for it; `view` where it was sent."""
+
+    __slots__ = ("avoid", "best_hit", "hits", "job", "key", "view")
+
+    def __init__(self, job: Job, avoid: frozenset[str] = frozenset()) -> None:
+        self.job = job
+        self.avoid = avoid
+        self.key = 0.0
+        self.best_hit = 0
+        self.hits: dict[str, tuple[int, int]] = {}
+        self.view: View | None = None
+
+    def hit_tokens(self, name: str, mirror: Mirror) -> int:
+        """Prompt tokens cached there, looked up again only when that index has changed."""
+        if not self.job.prefix:
+            return 0
+        version = mirror.index.version
+        known = self.hits.get(name)
+        if known is not None and known[0] == version:
+            return known[1]
+        tokens = mirror.hit_tokens(self.job)
+        self.hits[name] = (version, tokens)
+        return tokens
+
+
+def order_key(ticket: Ticket, rule: ModelSpec) -> float:
+    """The place in the line: ageing is the same for all who wait, so arrival times it once and for all."""
+    job = ticket.job
+    if rule.order == "fcfs":
+        return job.arrival_s
+    return job.lengths.q50 + PROMPT_WEIGHT * (job.prompt_tokens - ticket.best_hit) + rule.age_rate * job.arrival_s
+
+
+class Lane:
+    """One replica within a plan. `head_s` is when a prompt that joins now begins to be computed, in seconds from now."""
+
+    __slots__ = (
+        "base_s", "chunk", "closed", "head_s", "mirror", "name", "opened", "pace", "pair_s", "planned_pairs",
+        "planned_tokens", "room", "step_s", "token_s", "usable", "view", "work_rate",
+    )  # fmt: skip
+
+    def __init__(self, view: View, mirror: Mirror) -> None:
+        self.view = view
+        self.name = view.name
+        self.mirror = mirror
+        costs = mirror.costs
+        self.base_s, self.token_s, self.pair_s = costs.base_s, costs.token_s, costs.pair_s
+        self.chunk = mirror.limits.max_num_batched_tokens
+        self.room = self.chunk
+        self.step_s = self.head_s = 0.0
+        self.pace = self.work_rate = 1.0
+        self.planned_tokens = 0
+        self.planned_pairs = 0.0
+        self.opened = self.closed = self.usable = False
+
+    def reset(self, rule: ModelSpec, now_s: float) -> None:
+        """Look again, with nothing planned."""
+        self.planned_tokens, self.planned_pairs, self.closed = 0, 0.0, False
+        view, mirror = self.view, self.mirror
+        self.usable = view.usable(now_s)
+        mirror.look(now_s)
+        self.step_s, self.room, self.pace = mirror.step_s, mirror.room, mirror.pace
+        self.work_rate = rule.work_weight + rule.mu * mirror.decodes
+        self.update(rule, now_s)
+
+    def update(self, rule: ModelSpec, now_s: float) -> None:
+        """After something was sent or planned there."""
+        mirror = self.mirror
+        pending = mirror.pending_tokens
+        self.opened = (
+            self.usable
+            and pending <= rule.ahead_tokens
+            and len(mirror) + mirror.foreign < mirror.limits.max_num_seqs
+            and mirror.overdue_s <= rule.stale_s
+            and self.view.open(now_s)
+        )
+        head_s = mirror.lag_s
+        tokens = pending + self.planned_tokens
+        if tokens > 0:
+            pairs = mirror.pending_pairs + self.planned_pairs
+            steps = -(-tokens // self.room)
+            head_s += (steps * self.step_s + self.token_s * tokens + self.pair_s * pairs) * self.pace
+        self.head_s = head_s
+
+    def ttft_s(self, prompt_tokens: int, hit_tokens: int) -> float:
+        """T_k."""
+        left = prompt_tokens - hit_tokens
+        own_s = self.token_s * left + self.pair_s * left * (hit_tokens + 0.5 * left)
+        return self.head_s + (-(-left // self.room) * self.step_s + own_s) * self.pace
+
+    def score_s(self, prompt_tokens: int, hit_tokens: int) -> float:
+        """The price of a prompt there."""
+        left = prompt_tokens - hit_tokens
+        own_s = self.token_s * left + self.pair_s * left * (hit_tokens + 0.5 * left)
+        steps = -(-left // self.room)
+        alone = -(-left // self.chunk)
+        return self.head_s + (steps * self.step_s + own_s + self.work_rate * (alone * self.base_s + own_s)) * self.pace
+
+
+class UntrustedError(Exception):
+    """A score is no number to compare by; the argument says why."""
+
+
+def cheapest(ticket: Ticket, lanes: Sequence[Lane]) -> tuple[Lane | None, int]:
+    """The lane of least score among the usable ones that the job may go to, and the hit there; None without any.
+
+    Raises UntrustedError when a score is NaN, negative or beyond reason: then none of them may be compared.
+    """
+    job, avoid = ticket.job, ticket.avoid
+    prompt_tokens, prefix = job.prompt_tokens, bool(job.prefix)
+    best: Lane | None = None
+    best_s, best_hit, most_hit, hit = NEVER, 0, 0, 0
+    for lane in lanes:
+        if not lane.usable or (avoid and lane.name in avoid):
+            continue
+        if prefix:
+            hit = ticket.hit_tokens(lane.name, lane.mirror)
+            most_hit = max(most_hit, hit)
+        score_s = lane.score_s(prompt_tokens, hit)
+        if not 0.0 <= score_s <= SCORE_MAX_S:
+            raise UntrustedError("nan" if isnan(score_s) else "negative" if score_s < 0 else "garbage")
+        if score_s < best_s:
+            best, best_s, best_hit = lane, score_s, hit
+    ticket.best_hit = most_hit
+    return best, best_hit
+
+
+def walk(
+    line: Sequence[Ticket], lanes: Sequence[Lane], rule: ModelSpec, now_s: float
+) -> Iterator[tuple[Ticket, Lane, int, float]]:
+    """(ticket, lane, hit tokens, predicted seconds to the first token) of each job to send now. Whoever takes one sends
+    it before asking for the next. `lanes` are reset; `line` is in order and may change meanwhile. Raises UntrustedError
+    as `cheapest`."""
+    left = sum(lane.opened for lane in lanes)
+    if not left:
+        return
+    for ticket in line[:WALK]:
+        lane, hit = cheapest(ticket, lanes)
+        if lane is None:
+            continue
+        job = ticket.job
+        if lane.opened and not lane.closed and not lane.planned_tokens and lane.mirror.fits(job, rule.margin):
+            yield ticket, lane, hit, lane.ttft_s(job.prompt_tokens, hit)
+            lane.update(rule, now_s)
+            left -= not lane.opened
+        else:
+            left -= lane.opened and not lane.closed
+            lane.closed = True
+            tokens = job.prompt_tokens - hit
+            lane.planned_tokens += tokens
+            lane.planned_pairs += tokens * (hit + 0.5 * tokens)
+            lane.update(rule, now_s)
+        if left <= 0:
+            return
+
+
+def opens_s(lanes: Sequence[Lane], rule: ModelSpec, now_s: float) -> float:
+    """When the next closed lane is expected to open by the passing of time; infinity when none will."""
+    soonest = NEVER
+    for lane in lanes:
+        if lane.usable and not lane.opened and lane.view.open(now_s):
+            at_s = lane.mirror.opens_s(now_s, rule.ahead_tokens)
+            if now_s < at_s < soonest:
+                soonest = at_s
+    return soonest

@@ -1,0 +1,95 @@
+"""Policies by what an engine reports or a simulation predicts: the Astrolabe paper's and its baselines. Pure.
+
+Sources: papers.md 1.1 (power of two, fan-out; target = predicted completion of the new request) and 1.3 (scores of the
+baselines, which all ask every replica). Ties at random.
+"""
+
+from collections.abc import Sequence
+
+from gateway.jobs import Job
+from gateway.policies.base import Base, Replies, least
+from gateway.views import View
+from predictor.snapshot import ProbeReply
+
+
+class Predicted(Base):
+    """The least predicted latency of those drawn: E2E, or TTFT with objective = "ttft"."""
+
+    def count(self, views: Sequence[View]) -> int:
+        """How many are drawn."""
+        return len(views)
+
+    def drawn(self, job: Job, views: Sequence[View]) -> Sequence[View]:
+        """Distinct random ones."""
+        count = self.count(views)
+        return views if count >= len(views) else self.rng.sample(list(views), count)
+
+    def choose(self, job: Job, views: Sequence[View], now_s: float, replies: Replies) -> View:
+        """The one that is expected to be done first."""
+        if self.rule.objective == "ttft":
+            return least(views, lambda view: replies[view.name].estimate.ttft_s, self.rng)
+        return least(views, lambda view: replies[view.name].estimate.e2e_s, self.rng)
+
+
+class PowerOfTwo(Predicted):
+    """Two random ones asked, the better predicted one taken (Astrolabe; papers.md 1.1, N = 2)."""
+
+    def count(self, views: Sequence[View]) -> int:
+        """Two."""
+        return 2
+
+
+class PowerOfD(Predicted):
+    """As `po2` with any d (papers.md 1.1)."""
+
+    def count(self, views: Sequence[View]) -> int:
+        """d of the rule."""
+        return self.rule.d
+
+
+class FanOut(Predicted):
+    """All are asked (papers.md 1.1, N = 12 of 12)."""
+
+
+class Reported(Base):
+    """All are asked for their state; the least score is taken."""
+
+    def drawn(self, job: Job, views: Sequence[View]) -> Sequence[View]:
+        """All of them."""
+        return views
+
+    def choose(self, job: Job, views: Sequence[View], now_s: float, replies: Replies) -> View:
+        """The least score."""
+        return least(views, lambda view: self.score(job, replies[view.name]), self.rng)
+
+    def score(self, job: Job, reply: ProbeReply) -> float:
+        """What is compared; smaller is better."""
+        return float(reply.running + reply.waiting)
+
+
+class MinRequests(Reported):
+    """Fewest running and waiting requests as the engine counts them (papers.md 1.3, min current requests)."""
+
+
+class Infaas(Reported):
+    """INFaaS++ (papers.md 1.3): most free blocks per running request."""
+
+    def score(self, job: Job, reply: ProbeReply) -> float:
+        """-(free blocks / max(running, 1))."""
+        return -reply.free_blocks / max(reply.running, 1)
+
+
+class Llumnix(Reported):
+    """Llumnix- without migration (papers.md 1.3): as INFaaS++, less the blocks that waiting prompts need."""
+
+    def score(self, job: Job, reply: ProbeReply) -> float:
+        """-((free - needed) / max(running, 1))."""
+        return -(reply.free_blocks - reply.waiting_blocks) / max(reply.running, 1)
+
+
+class NoSim(Reported):
+    """Fewest tokens to compute or produce, the new request's included (papers.md 1.3, NoSim)."""
+
+    def score(self, job: Job, reply: ProbeReply) -> float:
+        """Queued tokens + prompt + predicted output."""
+        return float(reply.queued_tokens + job.prompt_tokens + job.lengths.q50)

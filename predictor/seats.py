@@ -1,0 +1,71 @@
+"""What a mirror keeps of each request, and what it asks of whoever can tell more: small records and protocols. Pure."""
+
+from typing import Protocol
+
+from predictor.request import LengthEstimate
+
+REPAIR_TOKENS = 10  # what is still expected of an answer that is longer than expected
+
+
+class Progress(Protocol):
+    """How far one request is, read when needed. `computed` counts tokens whose KV exists, hits included; below 0 when
+    nobody can say."""
+
+    @property
+    def generated(self) -> int: ...
+    @property
+    def computed(self) -> int: ...
+
+
+class Sight(Protocol):
+    """An engine whose clock can be seen: when its step in progress ends, None when it is idle."""
+
+    @property
+    def step_ends_at_s(self) -> float | None: ...
+
+
+class Demand(Protocol):
+    """What a mirror needs to know of a request (a Job has it)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def lengths(self) -> LengthEstimate: ...
+    @property
+    def prefix(self) -> tuple[int, ...]: ...
+    @property
+    def block_tokens(self) -> int: ...
+
+
+class Seat:
+    """One request at an engine. `private_tokens` of its prompt lie in no shareable block; `starts_s` is when the first
+    step that can include it begins, `due_s` when its first token was predicted as it was sent, `first_s` when it came
+    (below 0: not yet). Without a progress to read, its output is reckoned."""
+
+    __slots__ = (
+        "computed", "due_s", "expected", "first_s", "hit_tokens", "id", "prefix", "private_tokens", "progress", "prompt_tokens",
+        "reckoned", "sent_s", "starts_s",
+    )  # fmt: skip
+
+    def __init__(self, demand: Demand, hit_tokens: int, now_s: float, progress: Progress | None) -> None:
+        self.id = demand.id
+        self.prompt_tokens = demand.prompt_tokens
+        self.computed = self.hit_tokens = min(hit_tokens, demand.prompt_tokens - 1)
+        self.expected = demand.lengths.q50
+        self.prefix = demand.prefix
+        self.private_tokens = max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)
+        self.progress = progress
+        self.reckoned = 0
+        self.sent_s = self.starts_s = self.due_s = now_s
+        self.first_s = -1.0
+
+    def generated(self) -> int:
+        """Output tokens so far."""
+        progress = self.progress
+        return self.reckoned if progress is None else progress.generated
+
+    def left(self) -> int:
+        """Output tokens still expected, at least a few."""
+        return max(REPAIR_TOKENS, self.expected - self.generated())
