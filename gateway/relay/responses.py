@@ -52,6 +52,7 @@ class ResponseReader:
     `reusable` tells, after the end, whether the connection may carry another request.
     """
 
+    __deletable__ = ("_sink", "_parser")  # for the compiled form
     __slots__ = (
         "_between_chunks",
         "_framed",
@@ -104,9 +105,8 @@ class ResponseReader:
     def feed(self, data: bytes) -> bool:
         """Parse `data`; raises ProtocolError. True when the sink took all of it as whole chunks."""
         if self._between_chunks and data.endswith(b"\n\n\r\n"):
-            end = data.find(b"\r\n", 0, 10)
-            length = _chunk_bytes(data[:end]) if end > 0 else 0
-            whole = length > 1 and len(data) == end + 4 + length  # one chunk, as most reads are
+            size = len(data)
+            whole = size < len(_SIZE_LINES) and data.startswith(_SIZE_LINES[size])  # one chunk, as most reads are
             if (whole or _are_chunks(data)) and self._take_chunks(data):
                 return True
         self._feed(data)
@@ -124,13 +124,17 @@ class ResponseReader:
                 return
             if data[:7] != b"HTTP/1."[: len(data)]:  # llhttp takes RTSP and ICE, too
                 raise ProtocolError(502, "not an HTTP/1 response")
-            self._head = None
+            self._taken()
             self._parse(data)
-            if self._head is not None:
-                self._memo.learn(data, self._head)
-                self._head = None
+            head = self._taken()
+            if head is not None:
+                self._memo.learn(data, head)
         else:
             self._parse(data)
+
+    def _taken(self) -> ResponseHead | None:
+        head, self._head = self._head, None
+        return head
 
     def _feed_known(self, data: bytes) -> bool:
         """Take a whole response whose head is the last one's; False leaves it to the parser."""
@@ -232,6 +236,19 @@ class ResponseReader:
             return
         self.ended = True
         self._sink.on_end()
+
+
+def _size_line(size: int) -> bytes:
+    """The size line of the one chunk that fills `size` bytes, framing and all; more than `size` bytes if none does (where
+    the line becomes a digit longer)."""
+    for digits in (1, 2, 3):
+        line = b"%x\r\n" % max(0, size - digits - 4)
+        if len(line) == digits + 2 and size - digits - 4 > 1:
+            return line
+    return b"?" * (size + 1)
+
+
+_SIZE_LINES = [_size_line(size) for size in range(2048)]
 
 
 @lru_cache(maxsize=4096)

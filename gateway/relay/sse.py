@@ -25,6 +25,9 @@ _DATA_LINE = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})(?!\d)')
 _OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})(?!\d)')
 
+_FRAMING_MAX = 24  # a chunk's size line and the field's name
+_LESSONS_MAX = 8
+
 
 def _last_end(data: bytes | bytearray, start: int) -> int:
     """Index just behind the last blank line that ends in data[start:], or -1."""
@@ -100,8 +103,11 @@ class StreamWatch:
     the gateway asked for and the client did not."""
 
     __slots__ = (
+        "_before",
+        "_behind",
         "_face",
         "_finishes",
+        "_lessons",
         "_strip_usage",
         "errored",
         "events",
@@ -114,6 +120,9 @@ class StreamWatch:
         self._face = face
         self._strip_usage = strip_usage
         self._finishes = 0
+        self._before = b""
+        self._behind = b""
+        self._lessons = _LESSONS_MAX
         self.events = 0
         self.terminal = False
         self.errored = False
@@ -123,24 +132,50 @@ class StreamWatch:
     def glance(self, data: bytes) -> bool:
         """Look at whole events (their chunk framing may still be around them) that go on as they are; False, and
         nothing is counted, when they carry a usage object: those need `see`."""
-        if b'"usage"' in data and _USAGE.search(data):
+        start = data.find(b"data: ", 0, _FRAMING_MAX)
+        before, behind = self._before, self._behind
+        if (
+            before
+            and data.startswith(before, start)
+            and data.endswith(behind)
+            and data.find(b'"', start + len(before), len(data) - len(behind)) < 0
+        ):
+            self.events += 1
+            return True
+        if data.find(b'"usage"') >= 0 and _USAGE.search(data):
             return False
         if (
             self._face == "openai"
-            and b'"finish_reason":"' not in data
-            and b'"finish_reason": "' not in data
-            and b"[DONE]" not in data
-            and b"error" not in data
+            and data.find(b'"finish_reason":"') < 0
+            and data.find(b'"finish_reason": "') < 0
+            and data.find(b"[DONE]") < 0
+            and data.find(b"error") < 0
         ):
-            self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n")  # nothing but tokens
+            events = data.count(b"\n\n") or data.count(b"\r\n\r\n")  # nothing but tokens
+            self.events += events
+            if events == 1 and start >= 0 and self._lessons > 0:
+                self._learn(data, start)
             return True
         self._look(data)
         return True
 
+    def _learn(self, data: bytes, start: int) -> None:
+        """An event that shows nothing but a token: one with the same bytes around another text shows as little, as long
+        as there is no quote in that text (each mark that is looked for begins or ends with one, or with a new line)."""
+        self._lessons -= 1
+        for key in (b'"content":"', b'"text":"', b'"content": "', b'"text": "'):
+            at = data.find(key, start)
+            if at >= 0:
+                at += len(key)
+                end = data.find(b'"', at)
+                if end >= 0:
+                    self._before, self._behind = data[start:at], data[end:]
+                return
+
     def see(self, data: bytes) -> bytes:
         """Look at whole events; gives them back, without the stripped one."""
         self._look(data)
-        if b'"usage"' in data and _USAGE.search(data):
+        if data.find(b'"usage"') >= 0 and _USAGE.search(data):
             return self._see_usage(data)
         return data
 
@@ -149,16 +184,16 @@ class StreamWatch:
         self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n") or data.count(b"\r\r")
         face = self._face
         if face == "openai":
-            if b'"finish_reason":"' in data or b'"finish_reason": "' in data:
+            if data.find(b'"finish_reason":"') >= 0 or data.find(b'"finish_reason": "') >= 0:
                 self._finishes += len(_FINISH.findall(data))
-            if b"[DONE]" in data and _DONE.search(data):
+            if data.find(b"[DONE]") >= 0 and _DONE.search(data):
                 self.terminal = True
         elif face == "responses":
-            if b'"response.' in data and _RESPONSES_END.search(data):
+            if data.find(b'"response.') >= 0 and _RESPONSES_END.search(data):
                 self.terminal = True
-        elif face == "anthropic" and b'"message_stop"' in data and _MESSAGES_END.search(data):
+        elif face == "anthropic" and data.find(b'"message_stop"') >= 0 and _MESSAGES_END.search(data):
             self.terminal = True
-        if b"error" in data and _ERROR_EVENT.search(data):
+        if data.find(b"error") >= 0 and _ERROR_EVENT.search(data):
             self.errored = True
 
     def complete(self, choices: int) -> bool:

@@ -202,8 +202,13 @@ def test_the_last_usage_that_is_one_counts_however_events_arrive(pieces: list[by
     assert find_tokens(b"".join(pieces)) == tokens
 
 
+def _token(text: bytes) -> bytes:
+    return b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % text
+
+
 event = st.sampled_from(
     (
+        *(_token(text) for text in (b"", b"a", b" error", b"[DONE]", b'say \\"usage\\"', b"\\n\\ndata: [DONE]", b"\xc3\xa4")),
         *(
             TEXT,
             STOP,
@@ -224,7 +229,7 @@ event = st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(event, max_size=6), st.sampled_from(("openai", "responses", "anthropic", "other")), st.booleans())
+@given(st.lists(event, max_size=10), st.sampled_from(("openai", "responses", "anthropic", "other")), st.booleans())
 def test_a_glance_and_a_look_agree(events: list[bytes], face: Face, strip: bool) -> None:
     """What a glance lets pass, with its chunk framing, is what `see` would have given on, and shows the same."""
     glancing, seeing, apart = (StreamWatch(face, strip) for _ in range(3))
