@@ -51,7 +51,8 @@ class Exchange:
     _ended = False
     _heard_s = 0.0
     _stalled_s = NEVER
-    _settled = _dropped = False
+    _settled = False
+    _dropped = False
 
     def __init__(self, plane: "DataPlane", client: "ClientConnection") -> None:
         self._plane = plane

@@ -6,9 +6,11 @@ adapters are upkeep's.
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
+from socket import socket
+from typing import Protocol, cast
 
 from gateway.accounts import Account
 from gateway.admission import DrainRate, RetryBudget, WaitingLine
@@ -44,6 +46,13 @@ class _LineTick:
 
     def on_due(self, now_s: float) -> None:
         self._plane.release_line()
+
+
+class Listening(Protocol):
+    """A server with its sockets: a list of them with uvloop, a tuple without."""
+
+    @property
+    def sockets(self) -> Sequence[socket]: ...
 
 
 class DataPlane:
@@ -97,7 +106,12 @@ class DataPlane:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(listen.tls_cert_file, listen.tls_key_file or None)
         server = await self.loop.create_server(
-            self._accept, host, port, backlog=listen.backlog, reuse_port=listen.reuse_port or None, ssl=context
+            cast("Callable[[], asyncio.Protocol]", self._accept),
+            host,
+            port,
+            backlog=listen.backlog,
+            reuse_port=listen.reuse_port or None,
+            ssl=context,
         )
         self._servers.append(server)
         self.deadlines.start()
@@ -108,7 +122,8 @@ class DataPlane:
     @property
     def port(self) -> int:
         """The data listener's port (of the first socket)."""
-        return int(self._servers[0].sockets[0].getsockname()[1])
+        listening = cast("Listening", self._servers[0])
+        return int(listening.sockets[0].getsockname()[1])
 
     @property
     def connections(self) -> int:

@@ -50,7 +50,7 @@ class Host(Protocol):
     def left(self, connection: "ClientConnection") -> None: ...
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
     """See the module's words. `due_s` is the deadline of whatever the connection waits for now."""
 
     __slots__ = (
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self.due_s = NEVER
         self.write: Callable[[bytes], None] = _nowhere  # the transport's own, without a step between
 
-    # -- asyncio.Protocol
+    # -- what a transport calls: an asyncio.Protocol by shape, since a compiled class can't inherit from a plain one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
@@ -107,6 +107,9 @@ class ClientConnection(asyncio.Protocol):
             self._reader.feed(data)
         except ProtocolError as error:
             self._break(error)
+
+    def eof_received(self) -> bool:
+        return False  # a client that closes its side is gone
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

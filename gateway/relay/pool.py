@@ -10,6 +10,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import urlsplit
 
 from gateway.config import Limits, Pool
@@ -91,8 +92,9 @@ class BackendPool:
                 addresses = [str(entry[4][0]) for entry in found if self._allowed(str(entry[4][0]))]
                 if not addresses:
                     raise ConnectFailedError("the backend's address is not allowed")
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self, self._limits, self._heads),
+                make = cast("Callable[[], asyncio.Protocol]", self._fresh)
+                _, made = await loop.create_connection(
+                    make,
                     addresses[0],
                     self._port,
                     ssl=self._tls,
@@ -105,7 +107,10 @@ class BackendPool:
         except OSError as error:
             raise ConnectFailedError(f"connecting to the backend failed: {error.strerror or type(error).__name__}") from None
         self._open += 1
-        return connection
+        return cast("UpstreamConnection", made)
+
+    def _fresh(self) -> UpstreamConnection:
+        return UpstreamConnection(self, self._limits, self._heads)
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Take in a fresh connection that nobody wants any more."""

@@ -74,6 +74,7 @@ class RequestSink(Protocol):
 class RequestReader:
     """Turns a client's bytes into heads and body pieces; raises ProtocolError on the first violation."""
 
+    __deletable__ = ("_sink", "_parser")  # for the compiled form
     __slots__ = (
         "_head",
         "_headers",
@@ -126,16 +127,20 @@ class RequestReader:
                 self._seen = True
                 if data[:1] == b"\x16" or data[:4] == b"PRI ":
                     raise ProtocolError(400, "this port speaks HTTP/1.1 without TLS")
-            self._head = None
+            self._taken()
             self._replay = data
             self._parse(data)
-            if self._head is not None:
-                self._memo.learn(data, self._head)
-                self._head = None
+            head = self._taken()
+            if head is not None:
+                self._memo.learn(data, head)
         else:
             if self._replay:
                 self._replay += data
             self._parse(data)
+
+    def _taken(self) -> RequestHead | None:
+        head, self._head = self._head, None
+        return head
 
     def _feed_known(self, data: bytes) -> bool:
         """Take a message whose head is the last one's; False leaves it to the parser."""

@@ -35,7 +35,7 @@ class Home(Protocol):
     def announced(self, keep_alive: bytes) -> None: ...
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection:
     """See the module's words. Idle when it has no owner."""
 
     __slots__ = ("_home", "_owner", "_poll", "_reader", "_transport", "idle_since_s", "used")
@@ -95,7 +95,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # -- asyncio.Protocol
+    # -- what a transport calls: an asyncio.Protocol by shape, since a compiled class can't inherit from a plain one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
@@ -128,6 +128,12 @@ class UpstreamConnection(asyncio.Protocol):
             owner = self._owner
             owner.on_batch()
             self._release()
+
+    def pause_writing(self) -> None:
+        """A body is written once, in full: nothing would stop."""
+
+    def resume_writing(self) -> None:
+        """Nothing was stopped."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
