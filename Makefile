@@ -6,14 +6,19 @@ BIN := $(VENV)/bin
 ENGINE := .engine
 MODELS := .models
 BENCH := .bench
+LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
 .PHONY: demo demo-real test check test-tools engine test-engine bench-overhead bench-log soak lock clean
 
-$(READY): requirements/dev.lock pyproject.toml
+$(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r requirements/dev.lock
-	$(BIN)/pip install --quiet --no-deps -e .
+	touch $(LOCKED)
+
+# Builds the compiled modules beside their sources, so it runs again when one of those changes.
+$(READY): $(LOCKED) pyproject.toml setup.py predictor/kernel.py predictor/kernel.pxd
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
 demo: $(READY)  ## a gateway and three simulated engines; prints its URLs and a curl line
@@ -57,4 +62,4 @@ lock: $(READY)  ## renew the pinned versions
 	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements/dev.lock
 
 clean:
-	rm -rf $(VENV) $(ENGINE) $(MODELS) $(BENCH)
+	rm -rf $(VENV) $(ENGINE) $(MODELS) $(BENCH) build predictor/*.so

@@ -5,7 +5,7 @@ requests that it completes have left. So whoever goes on from a snapshot starts 
 Records only: nothing here decides anything.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from predictor.profile import EngineLimits
 from predictor.request import Estimate
@@ -68,3 +68,56 @@ class ProbeReply:
     waiting_blocks: int
     queued_tokens: int
     snapshot_age_s: float
+
+
+REPAIR_TOKENS = 10
+
+
+def settle(snapshot: Snapshot) -> Snapshot:
+    """The same state with its loose ends tied, as both ways of simulating need it; the same object if there are none.
+
+    An answer as long as expected or longer is expected to go on for `REPAIR_TOKENS` (the repair of the Astrolabe
+    paper), none beyond the model's length. Blocks that nobody accounts for (look-ahead) count as free. If more are free
+    than the residents leave, some are shared: the newest ones hold the beginnings of their prompts with others.
+    Raises ValueError for a state that no engine can be in.
+    """
+    limits = snapshot.limits
+    running = tuple(_expected(who, limits) for who in snapshot.running)
+    waiting = tuple(_expected(who, limits) for who in snapshot.waiting)
+    loose = limits.kv_blocks - snapshot.free_blocks - sum(held_blocks(who, limits) - who.shared_blocks for who in running)
+    if loose < 0:
+        running = _shared(running, -loose, limits)
+    free_blocks = snapshot.free_blocks + max(0, loose)
+    if (running, waiting, free_blocks) == (snapshot.running, snapshot.waiting, snapshot.free_blocks):
+        return snapshot
+    return replace(snapshot, running=running, waiting=waiting, free_blocks=free_blocks)
+
+
+def _expected(who: Resident, limits: EngineLimits) -> Resident:
+    room = limits.max_model_len - who.prompt_tokens
+    if who.prompt_tokens < 1 or who.generated_tokens < 0 or who.generated_tokens >= room:
+        raise ValueError(f"request {who.id!r}: more tokens than the model holds, or fewer than none")
+    if not 0 <= who.computed_tokens < who.prompt_tokens + who.generated_tokens or not (
+        0 <= who.shared_blocks <= who.prompt_tokens // limits.block_size
+    ):
+        raise ValueError(f"request {who.id!r}: computed tokens or shared blocks out of range")
+    output_tokens = who.output_tokens if who.output_tokens > who.generated_tokens else who.generated_tokens + REPAIR_TOKENS
+    output_tokens = min(output_tokens, room)
+    return who if output_tokens == who.output_tokens else replace(who, output_tokens=output_tokens)
+
+
+def held_blocks(who: Resident, limits: EngineLimits) -> int:
+    """KV blocks in which a running request has its tokens: those computed, and the whole of a prompt once begun."""
+    return limits.blocks_for(who.computed_tokens if who.decoding else who.prompt_tokens + who.generated_tokens)
+
+
+def _shared(running: tuple[Resident, ...], blocks: int, limits: EngineLimits) -> tuple[Resident, ...]:
+    """So many more blocks shared, from the newest request on, no more than the full blocks of its prompt."""
+    out = []
+    for who in reversed(running):
+        more = min(blocks, max(0, who.prompt_tokens // limits.block_size - who.shared_blocks))
+        blocks -= more
+        out.append(replace(who, shared_blocks=who.shared_blocks + more) if more else who)
+    if blocks:
+        raise ValueError(f"{blocks} blocks more than the engine has")
+    return tuple(reversed(out))

@@ -301,7 +301,7 @@ class Broken(StepProfile):
 
     __slots__ = ()
 
-    def step_s(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
+    def step_s(self, prefill_tokens: int, decode_seqs: int, kv_tokens: float, pairs: float = 0.0) -> float:
         assert not decode_seqs, "broken on purpose"
         return 0.0
 
