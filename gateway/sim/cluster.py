@@ -1,0 +1,349 @@
+"""A whole fleet in simulated time: a heap of instants around engines (the truth) and desks (the decisions).
+
+Nothing here decides: arrivals go to a desk, its actions are carried out, what engines do is told back, each after the
+delays of the scenario. Ties are broken by a counter. Pure: one run is a function of scenario, policy, requests, seed.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from gateway.desk import Action, Desk, EngineView
+from gateway.jobs import Dispatch, Job, Probe
+from gateway.sim.probing import Sidecars
+from gateway.sim.scenario import MODEL, FailureSpec, PolicySpec, Scenario
+from gateway.sim.stalls import Clock
+from gateway.sim.truth import Engine, StepSight, make_engine
+from gateway.sim.workload import SimRequest
+from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request, Timeline
+
+PROBES_REMEMBERED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One dispatch: when it was decided, to which replica."""
+
+    at_s: float
+    request_id: str
+    replica: int
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run left behind. `preemptions_probed` is the sum that the published figure counted: the counters of the
+    replicas probed for one request, mean of the last 200 requests."""
+
+    label: str
+    seed: int
+    rate_per_s: float
+    timelines: tuple[Timeline, ...]
+    sent: tuple[Sent, ...]
+    preemptions: int
+    preemptions_probed: float
+    lost: int
+    prompt_tokens: int
+    hit_tokens: int
+
+
+class _Track:
+    """One request on its way."""
+
+    __slots__ = ("desk", "dispatched_s", "finished_s", "first_token_s", "job", "preemptions", "request", "sent")
+
+    def __init__(self, request: SimRequest, job: Job, desk: Desk) -> None:
+        self.request = request
+        self.job = job
+        self.desk = desk
+        self.sent: Sent | None = None
+        self.dispatched_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.preemptions = 0
+
+    def timeline(self) -> Timeline:
+        tokens = self.request.output_tokens if self.finished_s is not None else 0
+        return Timeline(
+            self.request.id,
+            self.request.arrival_s,
+            self.dispatched_s,
+            self.first_token_s,
+            self.finished_s,
+            tokens,
+            self.preemptions,
+        )
+
+
+class Cluster:
+    """One run. `progress` is called now and then with the share of requests that ended."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: PolicySpec,
+        requests: Sequence[SimRequest],
+        seed: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.engines: list[Engine] = []
+        self._up: list[bool] = []
+        self._scenario = scenario
+        self._policy = policy
+        self._requests = requests
+        self._seed = seed
+        self._report = progress
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._pushed = 0
+        self._tracks: dict[str, _Track] = {}
+        self._done: list[_Track] = []
+        self._sent: list[Sent] = []
+        self._over = 0
+        self._lost = 0
+        self._lives = 0
+        self._preemptions_gone = 0
+        self._probed: deque[int] = deque(maxlen=PROBES_REMEMBERED)
+        self._due_s: dict[int, float] = {}
+        self._kinds = [kind for kind in scenario.replicas for _ in range(kind.count)]
+        self._prefixes = any(request.prefix for request in requests)
+        self._names = [f"r{i}" for i in range(len(self._kinds))]
+        self._index = {name: i for i, name in enumerate(self._names)}
+        for i in range(len(self._kinds)):
+            self.engines.append(self._engine(i))
+            self._up.append(True)
+        self.sidecars = Sidecars(scenario, policy, self.engines, self.clock, Random(f"probes {seed}"))
+        self.desks = [self._desk(g) for g in range(scenario.view.gateways)]
+
+    # ---- making ----
+
+    def _engine(self, index: int) -> Engine:
+        rng = Random(f"engine {self._seed} {index} {self._lives}")
+        return make_engine(self._kinds[index], self._scenario.truth, self.clock, rng, prefixes=self._prefixes)
+
+    def _desk(self, gateway: int) -> Desk:
+        desk = Desk(self._policy.rule, Random(f"gateway {self._seed} {gateway}"), own_dispatches=self._policy.own_dispatches)
+        for i, name in enumerate(self._names):
+            desk.added(name, self._view(i))
+        return desk
+
+    def _view(self, index: int) -> EngineView:
+        kind = self._kinds[index]
+        return EngineView(
+            kind.profile.scaled(kind.slower),
+            kind.limits,
+            kind.weight,
+            kind.max_in_flight,
+            sidecar=self._policy.sidecar,
+            sight=StepSight(self.engines[index]) if self._scenario.view.sight else None,
+        )
+
+    # ---- running ----
+
+    def run(self) -> Outcome:
+        """Until every request has ended."""
+        for request in self._requests:
+            self._at(request.arrival_s, self._arrives, request)
+        for failure in self._scenario.failures:
+            self._at(failure.at_s, self._fails, failure)
+        if self.sidecars.period_s:
+            for i in range(len(self.engines)):
+                self._at(self.sidecars.offset_s(i), self._publishes, i)
+        heap, clock, total = self._heap, self.clock, len(self._requests)
+        while self._over < total:
+            assert heap, f"{total - self._over} requests never end: {self.engines!r}"
+            at_s, _, act, what = heapq.heappop(heap)
+            clock.now_s = at_s
+            act(what)
+        return self._outcome()
+
+    def _at(self, at_s: float, act: Callable[[Any], None], what: object) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (at_s, self._pushed, act, what))
+
+    def _arrives(self, request: SimRequest) -> None:
+        desk = self.desks[len(self._tracks) % len(self.desks)]
+        lengths = request.lengths
+        if self._policy.oracle:
+            lengths = LengthEstimate(request.output_tokens, request.output_tokens, request.output_tokens, "oracle")
+        job = Job(
+            request.id,
+            MODEL,
+            request.prompt_tokens,
+            lengths,
+            request.arrival_s,
+            request.seen_prefix,
+            request.session,
+            self._kinds[0].limits.block_size,
+        )
+        self._tracks[request.id] = _Track(request, job, desk)
+        self.sidecars.expects(job)
+        self._carry_out(desk, desk.arrived(job, self.clock.now_s))
+
+    def _carry_out(self, desk: Desk, actions: Sequence[Action]) -> None:
+        """What the desk asked for, in order; then see when it wants to be called."""
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self._dispatch(action)
+            else:
+                self._probe(desk, action)
+        due_s = desk.due_s
+        if due_s < self._due_s.get(id(desk), float("inf")):
+            self._due_s[id(desk)] = due_s
+            self._at(max(due_s, self.clock.now_s), self._ticks, desk)
+
+    def _ticks(self, desk: Desk) -> None:
+        self._due_s.pop(id(desk), None)
+        self._carry_out(desk, desk.tick(self.clock.now_s))
+
+    def _probe(self, desk: Desk, probe: Probe) -> None:
+        indices = [self._index[name] for name in probe.names]
+        replies = {
+            name: self.sidecars.reply(i, probe.job) if self._up[i] else None
+            for name, i in zip(probe.names, indices, strict=True)
+        }
+        self._probed.append(sum(self.engines[i].preemptions for i in indices))
+        self._at(self.clock.now_s + self._policy.probe_s, self._answered, (desk, probe.job.id, replies))
+
+    def _answered(self, what: tuple[Desk, str, Any]) -> None:
+        desk, job_id, replies = what
+        self._carry_out(desk, desk.probed(job_id, replies, self.clock.now_s))
+
+    def _dispatch(self, dispatch: Dispatch) -> None:
+        track = self._tracks[dispatch.job.id]
+        track.sent = Sent(self.clock.now_s, dispatch.job.id, self._index[dispatch.name], dispatch.hit_tokens)
+        self._sent.append(track.sent)
+        delay_s = self._scenario.view.dispatch_s
+        if delay_s:
+            self._at(self.clock.now_s + delay_s, self._reaches, track)
+        else:
+            self._reaches(track)
+
+    def _reaches(self, track: _Track) -> None:
+        """The request is at its engine; one that is down refuses it, so it is placed anew."""
+        assert track.sent is not None
+        index, request, now_s = track.sent.replica, track.request, self.clock.now_s
+        if not self._up[index]:
+            actions = track.desk.lost(request.id, now_s)
+            again = track.desk.arrived(track.job, now_s, frozenset((self._names[index],)))
+            self._carry_out(track.desk, [*actions, *again])
+            return
+        engine = self.engines[index]
+        track.dispatched_s = now_s
+        engine.submit(
+            Request(request.id, request.prompt_tokens, request.output_tokens, request.arrival_s, request.prefix), now_s
+        )
+        track.desk.started(request.id, engine.progress(request.id))
+        self._await(index)
+
+    def _await(self, index: int) -> None:
+        ends_at_s = self.engines[index].step_ends_at_s
+        if ends_at_s is not None:
+            self._at(ends_at_s, self._steps, index)
+
+    def _steps(self, index: int) -> None:
+        """A step's end, unless it has moved since this was noted."""
+        engine, now_s = self.engines[index], self.clock.now_s
+        if engine.step_ends_at_s != now_s:
+            return
+        events = engine.finish_step(now_s)
+        self._await(index)
+        heard = []
+        for event in events:
+            if isinstance(event, FirstToken | Finished):
+                self._stamp(event)
+                heard.append(event)
+            elif isinstance(event, Preempted):
+                self._tracks[event.request_id].preemptions += 1
+        if not heard:
+            return
+        delay_s = self._scenario.view.feedback_s
+        if delay_s:
+            self._at(now_s + delay_s, self._hears, heard)
+        else:
+            self._hears(heard)
+
+    def _stamp(self, event: FirstToken | Finished) -> None:
+        track = self._tracks[event.request_id]
+        if isinstance(event, FirstToken):
+            track.first_token_s = event.at_s
+            return
+        track.finished_s = event.at_s
+        self._over += 1
+        if self._report is not None and not self._over % 100:
+            self._report(self._over / len(self._requests))
+
+    def _hears(self, events: Sequence[Event]) -> None:
+        """The gateway learns of first tokens and ends."""
+        now_s = self.clock.now_s
+        for event in events:
+            if isinstance(event, FirstToken):
+                desk = self._tracks[event.request_id].desk
+                self._carry_out(desk, desk.first_token(event.request_id, now_s))
+            elif isinstance(event, Finished):
+                track = self._tracks[event.request_id]
+                self._ends(track)
+                self._carry_out(track.desk, track.desk.finished(event.request_id, track.request.output_tokens, now_s))
+
+    def _ends(self, track: _Track) -> None:
+        self.sidecars.forgets(track.request.id)
+
+    # ---- failures ----
+
+    def _fails(self, failure: FailureSpec) -> None:
+        """An engine loses all it has. Its requests fail: they may have run, so nobody sends them again."""
+        index, now_s = failure.replica, self.clock.now_s
+        if not self._up[index]:
+            return
+        self._up[index] = False
+        self._preemptions_gone += self.engines[index].preemptions
+        self._lives += 1
+        self.engines[index] = self._engine(index)
+        victims = [
+            track
+            for track in self._tracks.values()
+            if track.sent is not None
+            and track.sent.replica == index
+            and track.finished_s is None
+            and track.dispatched_s is not None
+        ]
+        for desk in self.desks:
+            desk.removed(self._names[index])
+        for track in victims:
+            self._lost += 1
+            self._over += 1
+            track.sent = None
+            self._ends(track)
+            self._carry_out(track.desk, track.desk.lost(track.request.id, now_s))
+        self._at(now_s + failure.down_s, self._returns, index)
+
+    def _returns(self, index: int) -> None:
+        self._up[index] = True
+        for desk in self.desks:
+            desk.added(self._names[index], self._view(index))
+            self._carry_out(desk, desk.tick(self.clock.now_s))
+
+    # ---- snapshots ----
+
+    def _publishes(self, index: int) -> None:
+        self.sidecars.publish(index)
+        self._at(self.clock.now_s + self.sidecars.period_s, self._publishes, index)
+
+    def _outcome(self) -> Outcome:
+        tracks = list(self._tracks.values())
+        probed = sum(self._probed) / len(self._probed) if self._probed else 0.0
+        return Outcome(
+            self._policy.label,
+            self._seed,
+            self._scenario.workload.rate_per_s,
+            tuple(track.timeline() for track in tracks),
+            tuple(self._sent),
+            self._preemptions_gone + sum(engine.preemptions for engine in self.engines),
+            probed,
+            self._lost,
+            sum(track.request.prompt_tokens for track in tracks),
+            sum(sent.hit_tokens for sent in self._sent),
+        )
