@@ -100,6 +100,10 @@ class Placement:
 
     def go(self, replica: Replica) -> None:
         """Count the request there, and bring it a connection."""
+        self._take(replica)
+        self._bring(replica)
+
+    def _take(self, replica: Replica) -> None:
         plane, account = self._plane, self._seeker.account
         now_s = account.dispatched_s = plane.now()
         account.backend = replica.spec.name
@@ -108,8 +112,11 @@ class Placement:
         self._waiting = False
         plane.fleet.dispatched(replica, now_s, self._stream)
         plane.retry_budget.request()
+
+    def _bring(self, replica: Replica) -> None:
+        plane = self._plane
         pool = self._pool = plane.pool(replica)
-        connection = pool.take(now_s)
+        connection = pool.take(plane.now())
         if connection is not None:
             self._seeker.on_placed(pool, connection)
             return
@@ -143,22 +150,26 @@ class Placement:
         return True
 
     def retry_elsewhere(self) -> bool:
-        """After a documented not-started answer: one other backend may be asked, if one is open and the budget has it.
-        The new attempt begins on a clean stack, not inside the parser's callback."""
+        """After a documented not-started answer: one other backend is asked, if one is open and the budget has it. Its
+        place is taken at once, so that the answer in hand is given up only for a real second attempt; that begins on a
+        clean stack, not inside the parser's callback."""
         plane, ask, replica = self._plane, self._ask, self.replica
         if ask is None or replica is None or self._seeker.account.attempts >= plane.config.retry.attempts:
             return False
         now_s = plane.now()
         tried = self._tried | {replica.name}
-        others = plane.fleet.routable(ask.model, self._kind)
-        if not any(r.name not in tried and r.open(now_s) for r in others) or not plane.retry_budget.spend():
+        chosen = plane.dispatcher.choose(ask, plane.fleet.routable(ask.model, self._kind), now_s, tried)
+        if now_s >= self._due_s or isinstance(chosen, Hold) or not plane.retry_budget.spend():
             return False
-        plane.loop.call_soon(self._retry, refusals.overloaded(plane.probe_wait_s()))
+        self._leave()
+        self._tried = tried
+        self._take(chosen)
+        plane.loop.call_soon(self._retry, chosen)
         return True
 
-    def _retry(self, refusal: Refusal) -> None:
+    def _retry(self, replica: Replica) -> None:
         if not self._over:
-            self._not_run(refusal)
+            self._bring(replica)
 
     def _not_run(self, refusal: Refusal) -> None:
         """The attempt provably did not run: try another replica, else refuse."""

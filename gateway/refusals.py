@@ -28,11 +28,6 @@ def queue_timeout(wait_s: int) -> Refusal:
     return Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s)
 
 
-def overloaded(wait_s: int) -> Refusal:
-    """The backend that was asked said so, and no other was open."""
-    return Refusal(503, "overloaded", "All backends are overloaded.", retry_after_s=wait_s)
-
-
 def connect_failed() -> Refusal:
     """The attempt got no connection; it did not run."""
     return Refusal(502, "connect_failed", "No connection to the backend could be made.")

@@ -26,7 +26,7 @@ REST_S = 20.0
 WEATHER_S = 1.0
 PIPELINED = 0.02
 HEAVY = 0.3
-REFUSALS = ("no_backend", "overloaded", "queue_timeout", "queue_full")
+REFUSALS = ("no_backend", "queue_timeout", "queue_full")
 AFTER_S = 1.0  # connections that a fault has left in a pool are closed when it ends, and may meet a request just then
 SETTINGS = """
 [timeouts]
