@@ -132,6 +132,10 @@ class JumpEngine:
             queued += seq.target + self._outputs_left(seq, expected)
         return ProbeReply(Estimate.unknown, len(self._run), len(self._waiting), self.free_blocks, waiting_blocks, queued, 0.0)
 
+    def hit_tokens(self, request: Request) -> int:
+        """None: this engine reuses no prefixes."""
+        return 0
+
     def _outputs_left(self, seq: Sequence, expected: Mapping[str, int]) -> int:
         generated = seq.output - (seq.fin - self.steps_seen()) if seq.decoding else seq.spent
         left = expected.get(seq.request_id, seq.output) - generated

@@ -7,17 +7,15 @@ scenario. The prediction always uses the believed profile and the told lengths, 
 from dataclasses import replace
 from random import Random
 
-from predictor.forecast import Forecast
-
 from gateway.jobs import Job
+from gateway.policies.table import PREDICTING
 from gateway.sim.scenario import PolicySpec, Scenario
 from gateway.sim.stalls import Clock
 from gateway.sim.truth import Engine, metrics_of
 from gateway.sim.workload import ERROR_MAX, ERROR_MIN
+from predictor.forecast import Forecast
 from predictor.request import Estimate, Request
 from predictor.snapshot import ProbeReply, Snapshot
-
-PREDICTING = frozenset(("po2", "pod", "fanout", "plan"))
 
 
 class Sidecars:
@@ -63,16 +61,16 @@ class Sidecars:
         if not self._predicts and not self._published[index]:
             return self._engines[index].reply(self._expected)
         snapshot = self._snapshot(index)
-        age_s = self._clock.now_s - snapshot.taken_s
         if not self._predicts:
-            return metrics_of(snapshot, age_s)
+            return metrics_of(snapshot, self._clock.now_s - snapshot.taken_s)
         forecast = self._forecasts[index]
         if self._loaded[index] is not snapshot:
             forecast.load(snapshot)
             self._loaded[index] = snapshot
         tokens = max(1, int(job.lengths.q50 * self._factor(self._length_noise)))
-        reply = forecast.reply(Request(job.id, job.prompt_tokens, tokens, job.arrival_s, job.prefix))
-        return replace(reply, estimate=self._blurred(reply.estimate), snapshot_age_s=age_s)
+        request = Request(job.id, job.prompt_tokens, tokens, job.arrival_s, job.prefix)
+        reply = forecast.reply(request, now_s=self._clock.now_s, hit_tokens=self._engines[index].hit_tokens(request))
+        return replace(reply, estimate=self._blurred(reply.estimate))
 
     def _snapshot(self, index: int) -> Snapshot:
         """The newest one that is old enough, else the moment's."""

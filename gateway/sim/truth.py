@@ -40,6 +40,7 @@ class Engine(Protocol):
     def progress(self, request_id: str) -> Progress: ...
     def snapshot(self, now_s: float, expected: Mapping[str, int]) -> Snapshot: ...
     def reply(self, expected: Mapping[str, int]) -> ProbeReply: ...
+    def hit_tokens(self, request: Request) -> int: ...
 
 
 class StepSight:
@@ -122,6 +123,10 @@ class SteppedEngine:
     def reply(self, expected: Mapping[str, int]) -> ProbeReply:
         """What run-time metrics say, without a prediction."""
         return metrics_of(self.snapshot(self._clock.now_s, expected))
+
+    def hit_tokens(self, request: Request) -> int:
+        """Prompt tokens that its cache would save."""
+        return self._instance.hit_tokens(request) if request.prefix else 0
 
 
 def metrics_of(snapshot: Snapshot, age_s: float = 0.0) -> ProbeReply:
