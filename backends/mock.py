@@ -23,7 +23,10 @@ from backends.mock_openai import OpenAiFace
 from backends.mock_pooling import PoolingFace
 from backends.mock_responses import ResponsesFace
 from backends.mock_serving import SeenRequest, Serving
+from backends.mock_source import InstanceSource
 from predictor.instance import Instance
+from predictor.oracle import FixedPace, Oracle
+from predictor.sidecar import Sidecar, SidecarConfig
 
 __all__ = ["MockConfig", "MockEngine", "SeenRequest", "serve_mock"]
 
@@ -42,6 +45,7 @@ class MockEngine:
         self._serving: Serving | None = None
         self._responses: ResponsesFace | None = None
         self._runner: web.AppRunner | None = None
+        self.sidecar: Sidecar | None = None
 
     def __repr__(self) -> str:
         return f"<MockEngine {self.config.name} {self.url or 'not started'} {self.instance!r}>"
@@ -68,10 +72,20 @@ class MockEngine:
         port = self._runner.addresses[0][1]
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         self.url = f"http://{host}:{port}"
+        if self.config.sidecar is not None:
+            self.sidecar = self._beside(self.config.sidecar)
+            await self.sidecar.start()
         return self.url
+
+    def _beside(self, config: SidecarConfig) -> Sidecar:
+        assert self._core is not None
+        source = InstanceSource(self._core, f"mock {self.config.engine_version}")
+        return Sidecar(source, Oracle(FixedPace(self.config.profile)), config, self._core.now_s)
 
     async def close(self) -> None:
         """Stop at once, as a killed process would: answers under way break off unfinished, connections close."""
+        if self.sidecar is not None:
+            await self.sidecar.close()
         if self._responses is not None:
             await self._responses.close()
         if self._runner is not None:
@@ -136,9 +150,13 @@ class MockEngine:
         return app
 
 
-async def serve_mock(config: MockConfig, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until cancelled; `on_ready` is told the base URL once the engine listens."""
+async def serve_mock(
+    config: MockConfig, on_ready: Callable[[str], None] | None = None, on_sidecar: Callable[[str], None] | None = None
+) -> None:
+    """Serve until cancelled; `on_ready` is told the base URL once the engine listens, `on_sidecar` its sidecar's."""
     async with MockEngine(config) as engine:
         if on_ready is not None:
             on_ready(engine.url)
+        if on_sidecar is not None and engine.sidecar is not None:
+            on_sidecar(engine.sidecar.url)
         await asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from predictor.profile import PRESETS, EngineLimits, StepProfile
+from predictor.sidecar import SidecarConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +12,7 @@ class MockConfig:
 
     `models` are names of one and the same model, the first being its own; port 0 takes a free one.
     An answer without other bounds has a lognormal length of mean `output_tokens_mean`, drawn from `seed` and prompt.
+    `sidecar`: serve one beside the engine, on a port of its own.
     More than `max_queued` waiting sequences are refused with 503; None never refuses, as vLLM does by default.
     """
 
@@ -31,6 +33,7 @@ class MockConfig:
     recent_requests_max: int = 256
     stored_responses_max: int = 1000
     request_bytes_max: int = 64 * 1024 * 1024
+    sidecar: SidecarConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.models or not all(self.models):

@@ -24,6 +24,7 @@ class Track:
     request: Request
     finish_reason: str
     wake: Callable[[], None]
+    expected_tokens: int = 0  # what was foretold of the length; 0: nothing
     produced: int = 0
     ended: str | None = None  # the finish reason, "abort" included
     admitted_s: float | None = None
@@ -66,6 +67,7 @@ class EngineCore:
         self.instance = instance
         self.paused = False
         self.stopped = False
+        self.changes = 1  # grows with whatever changes the instance's state
         self._observer = observer
         self._loop = loop
         self._tracks: dict[str, Track] = {}
@@ -86,6 +88,10 @@ class EngineCore:
         """Sequences in the queue, those held back by a pause included."""
         return self.instance.waiting + len(self._held)
 
+    def expected_tokens(self) -> dict[str, int]:
+        """Output tokens that were foretold, by request."""
+        return {name: track.expected_tokens for name, track in self._tracks.items() if track.expected_tokens}
+
     def now_s(self) -> float:
         """The engine's clock: the loop's, but never behind a step already booked."""
         return max(self._loop.time(), self._clock_s)
@@ -99,6 +105,7 @@ class EngineCore:
             return
         self._tracks[track.request.id] = track
         self._drained.clear()
+        self.changes += 1
         self.instance.submit(track.request, self.now_s())
         self._arm()
 
@@ -109,6 +116,7 @@ class EngineCore:
         if self._tracks.pop(track.request.id, None) is None:
             self._held.remove(track)
         else:
+            self.changes += 1
             self.instance.abort(track.request.id)
             self._note_drained()
         self._end(track, "abort")
@@ -154,6 +162,7 @@ class EngineCore:
         self._timer = None
         due_s = self.instance.step_ends_at_s
         assert due_s is not None
+        self.changes += 1
         now_s = self._loop.time()
         self._clock_s = due_s if now_s - due_s <= CATCH_UP_S else now_s
         try:

@@ -22,6 +22,7 @@ from backends.mock_core import CoreStopped, EngineCore, Track
 from backends.mock_http import ApiError, bad_request, not_found
 from backends.mock_json import fit, pieces
 from backends.mock_text import Prompt, Reply, natural_tokens, stable_hash
+from backends.scheduler_record import expected_tokens
 from predictor.request import Request
 
 
@@ -191,7 +192,9 @@ class Serving:
         self._serial += 1
         name = f"{generation.request_id}-{self._serial}"
         request = Request(name, prompt.tokens, reply.output_tokens, self.core.now_s())
-        track = Track(request, reply.finish_reason, generation.wake)
+        most = self._room(generation.ask, prompt) if generation.ask.max_tokens is None else generation.ask.max_tokens
+        expected = expected_tokens(generation.ask.hints.vllm_xargs, most)
+        track = Track(request, reply.finish_reason, generation.wake, expected)
         try:
             self.core.submit(track)
         except CoreStopped:

@@ -6,6 +6,7 @@ a difference between blocks held and blocks free is sharing of prefixes, which p
 """
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 from backends.snapshot_record import Columns, Record, Work
@@ -33,15 +34,29 @@ def sighting(number: int, record: Record) -> Sighting:
     sizes = (limits.kv_blocks, limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len)
     engine_limits = EngineLimits(*sizes, watermark_blocks=limits.watermark_blocks)
     running, free_blocks = _running(record, engine_limits)
+    waiting = _waiting(record)
+    while free_blocks < 0 and running and not running[-1].decoding:
+        # Prompts begun that will not all fit: the newest can't be held to have its blocks, so it waits, as it will.
+        free_blocks += engine_limits.blocks_for(running[-1].prompt_tokens + running[-1].generated_tokens)
+        waiting = (replace(running[-1], computed_tokens=0), *waiting)
+        running = running[:-1]
     snapshot = Snapshot(
         taken_s=record.taken_s,
         limits=engine_limits,
         running=running,
-        waiting=_waiting(record),
-        free_blocks=free_blocks,
+        waiting=waiting,
+        free_blocks=min(max(0, free_blocks), engine_limits.kv_blocks),
         preemptions=record.preemptions,
     )
-    return Sighting(number, record.engine, snapshot, _work(record.step), _work(record.past), record.past_s)
+    return Sighting(
+        number,
+        record.engine,
+        snapshot,
+        _work(record.step),
+        _work(record.past),
+        record.past_s,
+        caches_prefixes=limits.prefix_caching,
+    )
 
 
 def _work(work: Work) -> StepWork:
@@ -54,7 +69,7 @@ def _ahead(expected: int, most: int, generated: int) -> int:
 
 
 def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...], int]:
-    """Who still runs after the step, and the blocks that are free then."""
+    """Who still runs after the step, and the blocks that are free then: below 0 when prompts begun need more."""
     residents: list[Resident] = []
     free_blocks = record.free_blocks
     columns = record.running
@@ -69,7 +84,7 @@ def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...]
         if not whole:
             free_blocks -= limits.blocks_for(prompt + known) - limits.blocks_for(computed)
         residents.append(Resident(outer_id(name), prompt, computed, generated, _ahead(expected, most, generated)))
-    return tuple(residents), min(max(0, free_blocks), limits.kv_blocks)
+    return tuple(residents), free_blocks
 
 
 def _waiting(record: Record) -> tuple[Resident, ...]:

@@ -1,9 +1,12 @@
-"""Engine names to adapters, and the detection behind `engine = "auto"`. Shell."""
+"""Engine names to adapters and to sources of their state, and the detection behind `engine = "auto"`. Shell."""
+
+from typing import Literal
 
 from backends.base import Adapter, ControlHttp
 from backends.openai import OpenAIAdapter, listed_models, ok
 from backends.sglang import SglangAdapter
 from backends.vllm import VllmAdapter, is_vllm
+from predictor.sighting import SnapshotSource
 
 ADAPTERS: dict[str, Adapter] = {"vllm": VllmAdapter(), "sglang": SglangAdapter(), "openai": OpenAIAdapter()}
 
@@ -19,3 +22,18 @@ async def adapter_for(engine: str, http: ControlHttp) -> Adapter:
     if owner in ("vllm", "sglang"):
         return ADAPTERS[owner]
     return ADAPTERS["vllm"] if await is_vllm(http) else ADAPTERS["openai"]
+
+
+def snapshot_source(engine: str, path: str) -> tuple[SnapshotSource, Literal["monotonic", "wall"]]:
+    """Where the state of an engine on this machine is read, and the clock of its stamps: `vllm` by its SnapshotScheduler's
+    file, `sglang` by its load snapshot. "" is the engine's usual place. Raises ValueError for other engines.
+    """
+    if engine == "vllm":
+        from backends.shared_source import DEFAULT_PATH, SharedRecordSource  # not for the gateway, which needs none of it
+
+        return SharedRecordSource(path or DEFAULT_PATH), "monotonic"
+    if engine == "sglang":
+        from backends.sglang_load import SglangLoadSource
+
+        return SglangLoadSource(path), "wall"
+    raise ValueError(f"engine {engine!r} publishes no state; known: vllm, sglang")

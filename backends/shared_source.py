@@ -1,9 +1,11 @@
 """Sightings from a snapshot record in shared memory. Shell: it reads a file that another process maps."""
 
 from backends.record_state import sighting
-from backends.snapshot_file import SnapshotFileReader
+from backends.snapshot_file import DEFAULT_PATH, SnapshotFileReader
 from backends.snapshot_record import RecordError, decode
 from predictor.sighting import NoSightError, Sighting
+
+__all__ = ["DEFAULT_PATH", "SharedRecordSource"]
 
 STALE_S = 10.0
 _WRITER_CHECK_S = 0.1

@@ -11,6 +11,7 @@ import struct
 
 from backends.snapshot_record import HEAD_BYTES, RecordError, RecordReader, RecordWriter, buffer_bytes
 
+DEFAULT_PATH = "/dev/shm/leeway-vllm"  # noqa: S108 - meant for others to find; opened without following links
 # struct flock of Linux: type, whence, start, length, pid (0 for locks that belong to an open file)
 _FLOCK = struct.Struct("hhqqi")
 

@@ -44,6 +44,7 @@ class Limits(msgspec.Struct, array_like=True, frozen=True):
     max_num_batched_tokens: int
     max_model_len: int
     watermark_blocks: int = 0
+    prefix_caching: bool = True
 
 
 class Work(msgspec.Struct, array_like=True, frozen=True):

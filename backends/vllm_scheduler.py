@@ -19,11 +19,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from backends.scheduler_record import StepRecorder, expected_tokens, payload_max
-from backends.snapshot_file import SnapshotFile
+from backends.snapshot_file import DEFAULT_PATH, SnapshotFile
 from backends.snapshot_record import Limits
 
 TESTED_VERSIONS = ("0.32.0",)
-DEFAULT_PATH = "/dev/shm/leeway-vllm"  # noqa: S108 - meant for others to find; opened without following links
 
 logger = init_logger("vllm.leeway")
 
@@ -85,6 +84,7 @@ class _Publishing:
             this.max_num_scheduled_tokens,
             this.max_model_len,
             this.kv_cache_manager.watermark_blocks // groups,
+            bool(this.cache_config.enable_prefix_caching),
         )
         self._file = SnapshotFile(snapshot_path(this.vllm_config), payload_max(limits.max_num_seqs))
         self._recorder = StepRecorder(f"vllm {vllm.__version__}", limits, self._file.write)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import typer
@@ -97,10 +97,12 @@ def mock(
     pooling: Annotated[bool, typer.Option("--pooling", help="Serve embeddings and scores instead of text.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answer lengths.")] = 0,
     api_key: Annotated[str, typer.Option(help="Key that requests must carry.")] = "",
+    sidecar_port: Annotated[int, typer.Option(help="Port of a sidecar beside it; 0 = any free one.")] = -1,
 ) -> None:
     """Run one simulated vLLM server: OpenAI and Anthropic faces, /metrics, continuous batching in real time."""
     from backends.mock import MockConfig, serve_mock
     from predictor.profile import PRESETS, preset
+    from predictor.sidecar import SidecarConfig
 
     if speed not in PRESETS:
         _fail(f"--speed must be one of {', '.join(sorted(PRESETS))}")
@@ -115,8 +117,37 @@ def mock(
         api_key=api_key or None,
         seed=seed,
         pooling=pooling,
+        sidecar=None if sidecar_port < 0 else SidecarConfig(port=sidecar_port),
     )
-    _run(serve_mock(config, on_ready=lambda url: print(f"simulated engine at {url}", flush=True)))
+
+    def tell(what: str) -> Callable[[str], None]:
+        return lambda url: print(f"{what} at {url}", flush=True)
+
+    _run(serve_mock(config, on_ready=tell("simulated engine"), on_sidecar=tell("sidecar")))
+
+
+@cli.command()
+def sidecar(
+    engine: Annotated[str, typer.Option(help="vllm (with --scheduler-cls backends.vllm_scheduler...) or sglang.")] = "vllm",
+    state: Annotated[str, typer.Option(help="Where the engine publishes its state; empty: its usual place.")] = "",
+    profile: Annotated[str, typer.Option(help="The engine's step times.")] = "demo-fast",
+    overhead_ms: Annotated[float, typer.Option(help="Time outside the engine's steps before a first token is seen.")] = 0.0,
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8200,
+    token: Annotated[str, typer.Option(envvar="LEEWAY_SIDECAR_TOKEN", help="Token that requests must carry.")] = "",
+    token_file: Annotated[str, typer.Option(envvar="LEEWAY_SIDECAR_TOKEN_FILE", help="... or the file that holds it.")] = "",
+) -> None:
+    """Run a sidecar: predicts, from the state that the engine beside it publishes, what would become of a request."""
+    from gateway import beside
+    from predictor.sidecar import SidecarConfig
+
+    try:
+        config = SidecarConfig(host, port, beside.read_token(token, token_file))
+        made = beside.make_sidecar(engine, state, profile, overhead_ms, config)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    else:
+        _run(beside.serve(made))
 
 
 @cli.command()
@@ -131,3 +162,21 @@ def backends(
         backend_table.show(control, admin_key)
     except backend_table.NotReachableError as error:
         _fail(str(error))
+
+
+@cli.command()
+def simulate(
+    scenario: Annotated[str, typer.Argument(help="A scenario (TOML); examples/papers shows many.")],
+    seeds: Annotated[int | None, typer.Option(help="Use seeds 0 to N-1 instead of the file's.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests a run, instead of the file's.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
+    html_file: Annotated[str, typer.Option("--html", help="Write a self-contained page with plots to this file.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Simulate dispatch policies over modelled engines: latencies, goodput, preemptions, capacity at an SLO."""
+    from gateway.sim import command
+
+    problem = command.simulate(scenario, seeds, jobs, requests, json_file, html_file, quiet)
+    if problem:
+        _fail(problem)

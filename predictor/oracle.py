@@ -1,91 +1,138 @@
 """What a sidecar answers: the newest sighting, what is reserved on top of it, and the forecast for one request. Pure.
 
-The forecast is loaded once for each state and set of reservations, however many requests are asked about. A step that
-lasts longer than foretold moves everything behind it: predictions are made as if it ended now.
+The forecast is loaded once for each state and set of reservations, however many requests are asked about. Times of a
+reply count from the moment of the question; until the step in progress ends nothing can begin, and a step that lasts
+longer than foretold is taken to end now.
 """
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
 from typing import Protocol
 
-from predictor.profile import EngineLimits, StepProfile
+from predictor.forecast import Forecast
+from predictor.prefix import PrefixIndex
+from predictor.profile import StepProfile
 from predictor.request import Estimate, Request
 from predictor.reservations import Reservations
 from predictor.sighting import Sighting
-from predictor.snapshot import ProbeReply, Resident, Snapshot
+from predictor.snapshot import ProbeReply, Resident
 from predictor.wire import Ask
 
 
-class Forecaster(Protocol):
-    """predictor.forecast.Forecast, as far as it is used here."""
-
-    def load(self, snapshot: Snapshot) -> None: ...
-    def reply(self, request: Request) -> ProbeReply: ...
-    def predict(self, request: Request, *, harm: bool = False) -> Estimate: ...
-
-
 class Pace(Protocol):
-    """Learns from observed steps how far the profile is off."""
+    """Learns from observed steps how far a profile is off."""
 
     @property
     def profile(self) -> StepProfile: ...
-    def saw(self, sighting: Sighting) -> bool: ...
+    @property
+    def spread(self) -> float: ...
+    def saw(self, sighting: Sighting) -> bool:
+        """Take in a state; whether the profile has changed with it."""
+        ...
+
+
+class FixedPace:
+    """The profile as it was given."""
+
+    spread = 1.0
+
+    def __init__(self, profile: StepProfile) -> None:
+        self.profile = profile
+
+    def saw(self, sighting: Sighting) -> bool:
+        return False
 
 
 class Oracle:
-    """One engine's. `make` builds the forecast for a profile and limits."""
+    """One engine's. `overhead_s` is what passes outside the engine's steps before a first token is seen."""
 
-    def __init__(self, pace: Pace, make: Callable[[StepProfile, EngineLimits], Forecaster]) -> None:
+    def __init__(self, pace: Pace, overhead_s: float = 0.0) -> None:
         self.reservations = Reservations()
         self._pace = pace
-        self._make = make
+        self._overhead_s = overhead_s
         self._sighting: Sighting | None = None
-        self._forecast: Forecaster | None = None
-        self._limits: EngineLimits | None = None
-        self._loaded: tuple[int, int] = (-1, -1)
-        self._step_ends_s = 0.0
+        self._forecast: Forecast | None = None
+        self._loaded = (-1, -1)
+        self._step_s = 0.0
+        self._prefixes = PrefixIndex(0)
+        self._hit_tokens: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Oracle {self._forecast!r} reserved={len(self.reservations)}>"
 
     def saw(self, sighting: Sighting) -> None:
         """Take in a state, if it is a new one."""
-        if sighting is self._sighting:
+        last = self._sighting
+        if sighting is last:
             return
         self._sighting = sighting
-        snapshot = sighting.snapshot
-        if self._pace.saw(sighting) or self._forecast is None or snapshot.limits != self._limits:
-            self._forecast = self._make(self._pace.profile, snapshot.limits)
-            self._limits = snapshot.limits
-            self._loaded = (-1, -1)
+        snapshot, changed = sighting.snapshot, self._pace.saw(sighting)
+        if self._forecast is None:
+            self._forecast = Forecast(self._pace.profile, snapshot.limits)
+        elif changed:
+            self._forecast.tune(self._pace.profile)
+        self._forecast.spread = self._pace.spread
+        if last is not None and sighting.number < last.number:
+            self._prefixes.forget()  # another engine
         if len(self.reservations):
             present = {resident.id for resident in (*snapshot.running, *snapshot.waiting)} if sighting.lists_requests else set()
             self.reservations.seen(present.__contains__, snapshot.taken_s)
 
+    def reserve(self, ask: Ask, now_s: float) -> float:
+        """Count a request that is on its way; the instant at which that ends by itself."""
+        if ask.id not in self.reservations:
+            self._hit_tokens[ask.id] = self._hits(ask)
+            self._use(ask)
+        return self.reservations.make(ask, now_s)
+
     def reply(self, ask: Ask, now_s: float) -> ProbeReply:
-        """What is foretold for a request that is dispatched now; `saw` comes first. Times count from `now_s`."""
+        """What is foretold for a request that is sent now. A state must have been seen."""
         sighting, forecast = self._sighting, self._forecast
         assert sighting is not None
         assert forecast is not None
         self._load(sighting, forecast, now_s)
-        snapshot = sighting.snapshot
-        # The forecast begins where the step in progress ends; `begin_s` is that end, on the clock of `now_s`.
-        begin_s = snapshot.taken_s + self._step_ends_s
-        late_s = max(0.0, now_s - begin_s) if sighting.busy else 0.0
-        request = Request(ask.id, ask.prompt_tokens, ask.lengths.q50, max(0.0, now_s - late_s), ask.prefix)
-        reply = forecast.reply(request)
-        estimate = forecast.predict(request, harm=True) if ask.harm else reply.estimate
-        age_s = max(0.0, now_s - snapshot.taken_s) if sighting.busy else 0.0
-        return replace(reply, estimate=estimate, snapshot_age_s=age_s)
+        request = Request(ask.id, ask.prompt_tokens, ask.lengths.q50, now_s)
+        hit_tokens = self._hits(ask)
+        reply = forecast.reply(request, hit_tokens=hit_tokens)
+        estimate = forecast.predict(request, harm=True, hit_tokens=hit_tokens) if ask.harm else reply.estimate
+        age_s = max(0.0, now_s - sighting.snapshot.taken_s) if sighting.busy else 0.0
+        lead_s = self._overhead_s + (max(0.0, self._step_s - age_s) if sighting.busy else 0.0)
+        return replace(reply, estimate=_later(estimate, lead_s), snapshot_age_s=age_s)
 
-    def _load(self, sighting: Sighting, forecast: Forecaster, now_s: float) -> None:
+    def _load(self, sighting: Sighting, forecast: Forecast, now_s: float) -> None:
         self.reservations.expire(now_s)
         wanted = (sighting.number, self.reservations.version)
         if wanted == self._loaded:
             return
         self._loaded = wanted
         step = sighting.step
-        self._step_ends_s = 0.0
+        self._step_s = sighting.snapshot.step_ends_s
         if step.prefill_tokens or step.decode_seqs:
-            self._step_ends_s = self._pace.profile.step_s(step.prefill_tokens, step.decode_seqs, step.kv_tokens, step.pairs)
+            self._step_s = forecast.profile.step_s(step.prefill_tokens, step.decode_seqs, step.kv_tokens, step.pairs)
+        pending = self.reservations.pending()
+        self._hit_tokens = {ask.id: self._hit_tokens.get(ask.id, 0) for ask in pending}
+        reserved = tuple(Resident(ask.id, ask.prompt_tokens, self._hit_tokens[ask.id], 0, ask.lengths.q50) for ask in pending)
         snapshot = sighting.snapshot
-        reserved = tuple(Resident(ask.id, ask.prompt_tokens, 0, 0, ask.lengths.q50) for ask in self.reservations.pending())
-        taken_s = snapshot.taken_s if sighting.busy else now_s
-        forecast.load(replace(snapshot, taken_s=taken_s, waiting=(*snapshot.waiting, *reserved), step_ends_s=self._step_ends_s))
+        forecast.load(replace(snapshot, waiting=(*snapshot.waiting, *reserved), step_ends_s=0.0))
+
+    # -- prefixes, as far as reservations tell of them
+
+    def _hits(self, ask: Ask) -> int:
+        """Tokens of the prompt that the engine probably has: those of prompts reserved before."""
+        return min(self._prefixes.hit_blocks(ask.prefix) * ask.block_tokens, ask.prompt_tokens - 1)
+
+    def _use(self, ask: Ask) -> None:
+        sighting = self._sighting
+        if ask.block_tokens < 1 or not ask.prefix or sighting is None or not sighting.caches_prefixes:
+            return
+        limits = sighting.snapshot.limits
+        capacity = limits.kv_blocks * limits.block_size // ask.block_tokens
+        if capacity != self._prefixes.capacity_blocks:
+            self._prefixes.resize(capacity)
+        self._prefixes.touch(ask.prefix)
+
+
+def _later(estimate: Estimate, lead_s: float) -> Estimate:
+    if not lead_s or math.isnan(estimate.e2e_s):
+        return estimate
+    return replace(estimate, ttft_s=estimate.ttft_s + lead_s, e2e_s=estimate.e2e_s + lead_s, wait_s=estimate.wait_s + lead_s)

@@ -26,6 +26,9 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._made)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
     def make(self, ask: Ask, now_s: float) -> float:
         """Reserve, and return the instant at which it ends by itself. Again with the same id changes nothing."""
         self.expire(now_s)

@@ -156,7 +156,7 @@ class Sidecar:
         """POST /reserve."""
         ask = parse_ask(await http.read())
         now_s = self._now()
-        ends_s = self._oracle.reservations.make(ask, now_s)
+        ends_s = self._oracle.reserve(ask, now_s)
         expires_in_ms = round(1000 * min(LIFE_S, ends_s - now_s))
         return _answer(orjson.dumps({"v": WIRE_VERSION, "id": ask.id, "expires_in_ms": expires_in_ms}))
 

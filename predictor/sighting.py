@@ -33,9 +33,9 @@ class StepWork:
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """One published state. `number` grows with each; `snapshot` is as of the end of the step in progress, which
-    computes `step`; its `step_ends_s` is left 0, since how long the step takes is for the profile to say. `past` took
+    computes `step`; `step_ends_s` is 0 where how long the step takes is for the profile to say. `past` took
     `past_s` seconds (0: not known). `lists_requests` is False where only counts are published, so that requests
-    can't be told by their ids."""
+    can't be told by their ids; `caches_prefixes` whether prompts that begin alike are computed once."""
 
     number: int
     engine: str
@@ -44,6 +44,7 @@ class Sighting:
     past: StepWork = StepWork()
     past_s: float = 0.0
     lists_requests: bool = True
+    caches_prefixes: bool = True
 
     @property
     def busy(self) -> bool:

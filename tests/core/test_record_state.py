@@ -65,8 +65,16 @@ def test_shared_prefix_is_settled_not_refused() -> None:
 
 
 def test_free_blocks_stay_within_the_engine() -> None:
-    assert sighting(1, record([("a", 900, 50, 99, 16, 0)], free_blocks=3)).snapshot.free_blocks == 0
     assert sighting(1, record([("a", 900, 5, 5, 904, 4)], free_blocks=99)).snapshot.free_blocks == 100
+
+
+def test_prompts_begun_that_do_not_all_fit_wait_newest_first() -> None:
+    rows = [("a", 60, 50, 99, 63, 3), ("b", 700, 50, 99, 320, 0), ("c", 900, 50, 99, 16, 0)]
+    snapshot = sighting(1, record(rows, free_blocks=75)).snapshot
+    assert [one.id for one in snapshot.running] == ["a", "b"]
+    assert snapshot.waiting == (Resident("c", 900, 0, 0, 50),)
+    assert snapshot.free_blocks == 100 - 4 - 44
+    assert settle(snapshot) == snapshot
 
 
 def test_queue_keeps_its_order_and_what_was_generated_before_a_preemption() -> None:
