@@ -1,0 +1,160 @@
+"""How long an answer will be: quantiles learnt from finished answers, and what remains of one under way.
+
+Quantiles are of the survival curve of the answers seen (Kaplan and Meier, on bins of a fixed ratio): one that was cut
+off (by `max_tokens`, a client that left) only tells that the whole would have been longer. Old answers fade.
+Under way, the length is taken as log-normal through the quantiles, given that it exceeds what has been generated.
+The paper's rule of adding ten to an estimate that proved too short is kept as `repaired`.
+"""
+
+import math
+from collections import OrderedDict
+from statistics import NormalDist
+
+from predictor.request import LengthEstimate
+from predictor.snapshot import REPAIR_TOKENS
+
+RATIO = 2.0**0.25  # from one bin's lower edge to the next: 19 %, finer than lengths can be foretold
+BINS = 72  # up to 2^18 tokens
+HALF_LIFE = 400.0  # answers after which one counts half
+ANSWERS_MIN = 8  # answers seen to the end before a key's own quantiles are used
+UNKNOWN = LengthEstimate(20, 250, 1000, "default")  # chat, before anything has been seen
+Q90_SIGMAS = NormalDist().inv_cdf(0.9)
+_NORMAL = NormalDist()
+
+
+def capped(estimate: LengthEstimate, max_tokens: int) -> LengthEstimate:
+    """The same under a request's limit."""
+    if max_tokens >= estimate.q90 or max_tokens < 1:
+        return estimate
+    return _estimate([min(q, max_tokens) for q in (estimate.q10, estimate.q50, estimate.q90)], estimate.source)
+
+
+def remaining(estimate: LengthEstimate, generated: int) -> LengthEstimate:
+    """Quantiles of the tokens still to come, given that the answer is not complete after so many; at least 1 each."""
+    if generated < 1:
+        return estimate
+    sigma = math.log(estimate.q90 / estimate.q10) / (2 * Q90_SIGMAS)
+    if sigma < 1e-6:
+        return repaired(estimate, generated)
+    mu = math.log(estimate.q50)
+    reached = (math.log(generated) - mu) / sigma
+    alive = 0.5 * math.erfc(reached / math.sqrt(2.0))
+    rest = []
+    for p in (0.1, 0.5, 0.9):
+        if alive > 1e-9:
+            whole = math.exp(mu + sigma * _quantile(1.0 - (1.0 - p) * alive))
+        else:  # far beyond: the tail falls like an exponential of this mean
+            whole = generated * (1.0 - math.log(1.0 - p) * sigma / reached)
+        rest.append(max(1, round(whole - generated)))
+    return _estimate(rest, estimate.source)
+
+
+def repaired(estimate: LengthEstimate, generated: int) -> LengthEstimate:
+    """The paper's rule: what is left of the estimate, and ten where nothing is left."""
+    rest = [q - generated if q > generated else REPAIR_TOKENS for q in (estimate.q10, estimate.q50, estimate.q90)]
+    return _estimate(rest, estimate.source)
+
+
+def _estimate(tokens: list[int], source: str) -> LengthEstimate:
+    q10, q50, q90 = sorted(tokens)
+    return LengthEstimate(q10, q50, q90, source)
+
+
+def _quantile(p: float) -> float:
+    return _NORMAL.inv_cdf(min(max(p, 1e-12), 1.0 - 1e-12))
+
+
+class _Curve:
+    """The answers of one key: how many ended, and how many were cut off, in each bin."""
+
+    __slots__ = ("answers", "cut", "ended", "known", "news", "weight")
+
+    def __init__(self) -> None:
+        self.ended = [0.0] * BINS
+        self.cut = [0.0] * BINS
+        self.weight = 1.0  # of the next answer: instead of letting all old ones fade, each new one counts more
+        self.known: tuple[int, int, int] | None = None
+        self.answers = 0  # seen to their end
+        self.news = 0  # seen since the quantiles were reckoned
+
+    def saw(self, tokens: int, truncated: bool) -> None:
+        index = min(BINS - 1, int(math.log(max(1, tokens)) / math.log(RATIO)))
+        (self.cut if truncated else self.ended)[index] += self.weight
+        self.answers += not truncated
+        self.news += 1
+        self.weight *= 2.0 ** (1.0 / HALF_LIFE)
+        if self.weight > 1e12:
+            self.ended = [count / self.weight for count in self.ended]
+            self.cut = [count / self.weight for count in self.cut]
+            self.weight = 1.0
+
+    def quantiles(self) -> tuple[int, int, int]:
+        """q10, q50, q90. Where too few ended to tell, the longest seen, which is then a lower bound.
+
+        Reckoned anew once a sixteenth of the answers is news: that costs as much as a request may.
+        """
+        if self.known is None or self.news * 16 > min(self.answers, HALF_LIFE):
+            self.known = self._quantiles()
+            self.news = 0
+        return self.known
+
+    def _quantiles(self) -> tuple[int, int, int]:
+        at_risk = sum(self.ended) + sum(self.cut)
+        alive, longest = 1.0, 1
+        wanted = [0.1, 0.5, 0.9]
+        found: list[int] = []
+        for index, (ended, cut) in enumerate(zip(self.ended, self.cut, strict=True)):
+            if not ended and not cut:
+                continue
+            longest = _within(index, 1.0)
+            exposed = at_risk - 0.5 * cut  # those cut off in this bin were at risk for half of it
+            after = alive * (1.0 - ended / exposed) if exposed > 0 else alive
+            while wanted and 1.0 - after >= wanted[0] - 1e-12:
+                share = (alive - (1.0 - wanted.pop(0))) / (alive - after)
+                found.append(_within(index, share))
+            alive = after
+            at_risk -= ended + cut
+        q10, q50, q90 = found + [longest] * len(wanted)
+        return q10, q50, q90
+
+
+def _within(index: int, share: float) -> int:
+    """Tokens at that share of a bin."""
+    return max(1, round(math.pow(RATIO, index + min(max(share, 0.0), 1.0))))
+
+
+class RunningQuantiles:
+    """Lengths by (model, key or route), and by model for those of which too few answers are known.
+
+    Holds at most `capacity` of them; the one unused longest is forgotten first.
+    """
+
+    def __init__(self, capacity: int = 2048) -> None:
+        self._capacity = capacity
+        self._curves: OrderedDict[tuple[str, str], _Curve] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._curves)
+
+    def saw(self, model: str, route: str, output_tokens: int, *, truncated: bool = False) -> None:
+        """An answer ended after so many tokens, or was cut off there. One without tokens says nothing."""
+        if output_tokens < 1:
+            return
+        for name in ((model, ""), (model, route)) if route else ((model, ""),):
+            curve = self._curves.get(name)
+            if curve is None:
+                curve = self._curves[name] = _Curve()
+                if len(self._curves) > self._capacity:
+                    self._curves.popitem(last=False)
+            self._curves.move_to_end(name)
+            curve.saw(output_tokens, truncated)
+
+    def estimate(self, model: str, route: str = "") -> LengthEstimate:
+        """What is known of answers like that; `UNKNOWN` at first."""
+        for name, source in (((model, route), "route"), ((model, ""), "model")):
+            curve = self._curves.get(name)
+            if curve is not None and curve.answers >= ANSWERS_MIN:
+                self._curves.move_to_end(name)
+                q10, q50, q90 = curve.quantiles()
+                return LengthEstimate(q10, q50, q90, source if route else "model")
+        return UNKNOWN
