@@ -1,0 +1,315 @@
+"""Asking the sidecars of several backends at once, under one deadline. Shell, and lean: two asks for each request.
+
+One kept connection to each sidecar, on which asks follow each other without waiting (HTTP/1.1 pipelining), so that a
+busy moment costs one write and one read for many asks. Nothing here raises or waits beyond the deadline: a sidecar
+that is late has no entry in the result, one that failed has None, and one that can't be reached is left alone for
+a moment. Answers must have a Content-Length (docs/wire.md); what else comes ends the connection.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from predictor.snapshot import ProbeReply
+from predictor.wire import JobLike, WireError, encode_ask, parse_reply
+
+Replies = Mapping[str, ProbeReply | None]
+Done = Callable[[Replies], None]
+
+HEAD_BYTES_MAX = 8192
+BODY_BYTES_MAX = 65536
+OUTSTANDING_MAX = 1024
+HUNG_S = 2.0
+CONNECT_S = 1.0
+BACKOFF_S = 0.5
+
+
+class _Round:
+    """One request's asks. `replies` is handed over when the last one is in or the deadline is over."""
+
+    __slots__ = ("done", "due_s", "missing", "replies")
+
+    def __init__(self, missing: int, due_s: float, done: Done) -> None:
+        self.missing = missing
+        self.due_s = due_s
+        self.done: Done | None = done
+        self.replies: dict[str, ProbeReply | None] = {}
+
+    def answered(self, name: str, reply: ProbeReply | None) -> None:
+        done = self.done
+        if done is None:
+            return  # too late
+        self.replies[name] = reply
+        self.missing -= 1
+        if not self.missing:
+            self.done = None
+            done(self.replies)
+
+    def expire(self) -> None:
+        done, self.done = self.done, None
+        if done is not None:
+            done(self.replies)
+
+
+class _Line(asyncio.Protocol):
+    """The connection to one sidecar. Asks are answered in their order; `None` in their place is a reservation."""
+
+    def __init__(self, name: str, url: str, token: str, owner: "ProbeClient") -> None:
+        parts = urlsplit(url)
+        self.name = name
+        self._owner = owner
+        self._host = parts.hostname or ""
+        self._tls = parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        prefix = parts.path.rstrip("/")
+        key = f"authorization: Bearer {token}\r\n" if token else ""
+        rest = f" HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n{key}content-length: "
+        self._predict_head = f"POST {prefix}/predict{rest}".encode()
+        self._reserve_head = f"POST {prefix}/reserve{rest}".encode()
+        self._asked: deque[tuple[_Round | None, float]] = deque()
+        self._unsent: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self._rest = b""
+        self._retry_s = 0.0
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<_Line {self.name} {'open' if self._transport else 'closed'} asked={len(self._asked)}>"
+
+    def ask(self, asked: _Round, body: bytes, now_s: float) -> None:
+        """Send an ask; its answer goes to `asked`."""
+        if self._ready(now_s):
+            self._asked.append((asked, now_s))
+            self._send(b"%b%d\r\n\r\n%b" % (self._predict_head, len(body), body))
+        else:
+            asked.answered(self.name, None)
+
+    def reserve(self, body: bytes, now_s: float) -> None:
+        """Tell of a dispatch; the answer does not matter."""
+        if self._ready(now_s):
+            self._asked.append((None, now_s))
+            self._send(b"%b%d\r\n\r\n%b" % (self._reserve_head, len(body), body))
+
+    def close(self) -> None:
+        """For good."""
+        self.closed = True
+        if self.connecting is not None:
+            self.connecting.cancel()
+        self._break(0.0)
+
+    def _ready(self, now_s: float) -> bool:
+        """Whether something may be sent, or will be once connected."""
+        asked = self._asked
+        if asked and (now_s - asked[0][1] > HUNG_S or len(asked) >= OUTSTANDING_MAX):
+            self._break(now_s)
+        if self._transport is not None or self.connecting is not None:
+            return True
+        if self.closed or now_s < self._retry_s:
+            return False
+        self.connecting = asyncio.create_task(self._connect())
+        return True
+
+    def _send(self, message: bytes) -> None:
+        if self._transport is None:
+            self._unsent.append(message)
+        else:
+            self._transport.write(message)
+
+    async def _connect(self) -> None:
+        owner = self._owner
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                address = await owner.resolve(self._host, self._port)
+                tls, name = (owner.tls(), self._host) if self._tls else (None, None)
+                await loop.create_connection(lambda: self, address, self._port, ssl=tls, server_hostname=name)
+        except (OSError, TimeoutError, UnicodeError):
+            self.connecting = None
+            self._break(owner.now())
+
+    def _break(self, now_s: float) -> None:
+        """Give up the connection: all that is under way has failed."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        self._retry_s = now_s + BACKOFF_S
+        self._rest = b""
+        self._unsent.clear()
+        asked, self._asked = self._asked, deque()
+        for one, _ in asked:
+            if one is not None:
+                one.answered(self.name, None)
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.connecting = None
+        if self.closed:
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are no subclasses of asyncio's
+        if self._unsent:
+            transport.write(b"".join(self._unsent))  # type: ignore[attr-defined]
+            self._unsent.clear()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._transport = None
+            # A server that closes an idle connection in order may be asked again at once.
+            self._break(self._owner.now() - (0.0 if self._asked else BACKOFF_S))
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        at, size, transport = 0, len(data), self._transport
+        while at < size:
+            end = data.find(b"\r\n\r\n", at, at + HEAD_BYTES_MAX)
+            if end < 0:
+                if size - at > HEAD_BYTES_MAX:
+                    self._break(self._owner.now())
+                    return
+                break
+            fine, length = _read_head(data[at:end])
+            if length < 0 or not self._asked:
+                self._break(self._owner.now())
+                return
+            stop = end + 4 + length
+            if stop > size:
+                break
+            asked, _ = self._asked.popleft()
+            if asked is not None:
+                asked.answered(self.name, _reply(data[end + 4 : stop]) if fine else None)
+                if self._transport is not transport:
+                    return  # whoever was told broke this connection off
+            at = stop
+        self._rest = data[at:] if at < size else b""
+
+
+@lru_cache(maxsize=256)  # heads repeat: the date changes once a second, the length by a digit or two
+def _read_head(head: bytes) -> tuple[bool, int]:
+    """Of a response head: whether it is a 200, and its Content-Length; -1 for what is no answer of a sidecar's, or
+    leaves the connection unusable."""
+    low = head.lower()
+    at = low.find(b"\r\ncontent-length:")
+    if at < 0 or not low.startswith(b"http/1.1 ") or b"\r\ntransfer-encoding:" in low or b"\r\nconnection: close" in low:
+        return False, -1
+    end = low.find(b"\r\n", at + 2)
+    text = low[at + 17 : end if end > 0 else None].strip()
+    length = int(text) if text.isdigit() and len(text) < 8 else -1
+    return low[9:12] == b"200", length if length <= BODY_BYTES_MAX else -1
+
+
+def _reply(body: bytes) -> ProbeReply | None:
+    try:
+        return parse_reply(body)
+    except WireError:
+        return None
+
+
+class ProbeClient:
+    """All sidecars of a gateway. `deadline_s` counts from the ask; it is a bound on waiting, not on connecting."""
+
+    def __init__(
+        self,
+        deadline_s: float,
+        now: Callable[[], float],
+        unix_ms: Callable[[], int],
+        allowed: Callable[[str], bool] = lambda _: True,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
+        self.deadline_s = deadline_s
+        self.now = now
+        self.tls = tls
+        self._unix_ms = unix_ms
+        self._allowed = allowed
+        self._lines: dict[str, _Line] = {}
+        self._rounds: deque[_Round] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProbeClient {list(self._lines.values())} rounds={len(self._rounds)}>"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._lines
+
+    def added(self, name: str, url: str, token: str = "") -> None:
+        """A backend has a sidecar at `url`. It is connected to when it is asked first."""
+        self.removed(name)
+        self._lines[name] = _Line(name, url, token, self)
+
+    def removed(self, name: str) -> None:
+        """Forget a backend's sidecar; asks under way have failed."""
+        line = self._lines.pop(name, None)
+        if line is not None:
+            line.close()
+
+    def ask(self, names: Sequence[str], job: JobLike, done: Done) -> None:
+        """Ask for `job` everywhere at once; `done` gets the replies, once, possibly before this returns."""
+        lines = self._lines
+        asked = [lines.get(name) for name in names]
+        now_s = self.now()
+        one = _Round(len(asked) + 1, now_s + self.deadline_s, done)  # one more until all are asked
+        body = encode_ask(job, self._unix_ms())
+        for name, line in zip(names, asked, strict=True):
+            if line is None:
+                one.answered(name, None)
+            else:
+                line.ask(one, body, now_s)
+        one.missing -= 1
+        if not one.missing:
+            one.expire()
+            return
+        self._rounds.append(one)
+        if self._timer is None:
+            self._arm(one.due_s - now_s)
+
+    async def probe(self, names: Sequence[str], job: JobLike) -> Replies:
+        """As `ask`, for who would rather wait."""
+        future: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+
+        def done(replies: Replies) -> None:
+            if not future.done():
+                future.set_result(replies)
+
+        self.ask(names, job, done)
+        return await future
+
+    def reserve(self, name: str, job: JobLike) -> None:
+        """Tell a backend's sidecar that `job` is on its way there. Nothing is waited for."""
+        line = self._lines.get(name)
+        if line is not None:
+            line.reserve(encode_ask(job, self._unix_ms()), self.now())
+
+    async def close(self) -> None:
+        """Give up everything under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        connecting = [line.connecting for line in self._lines.values() if line.connecting is not None]
+        for name in list(self._lines):
+            self.removed(name)
+        await asyncio.gather(*connecting, return_exceptions=True)
+
+    async def resolve(self, host: str, port: int) -> str:
+        """An allowed address of the host. Raises OSError."""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        addresses = [str(entry[4][0]) for entry in found if self._allowed(str(entry[4][0]))]
+        if not addresses:
+            raise OSError("the sidecar's address is not allowed")
+        return addresses[0]
+
+    def _arm(self, wait_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._on_due)
+
+    def _on_due(self) -> None:
+        """The oldest round's deadline: all rounds wait equally long, so the others' come in order."""
+        self._timer = None
+        now_s, rounds = self.now(), self._rounds
+        while rounds and (rounds[0].done is None or rounds[0].due_s <= now_s):
+            rounds.popleft().expire()
+        if rounds:
+            self._arm(rounds[0].due_s - now_s)
