@@ -1,0 +1,157 @@
+"""SGLang's load snapshot, in a file laid out as the wheel lays it out; tests/engine holds it against the wheel's own code."""
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backends.sglang_load import Load as Read
+from backends.sglang_load import SglangLoadSource, SglangSizes, find_file, state_of
+from predictor.sighting import NoSightError
+from predictor.snapshot import settle
+
+SLOT = 16 * 1024
+BUSY = {
+    "timestamp": 1000.0,
+    "num_running_reqs": 3,
+    "num_waiting_reqs": 2,
+    "num_waiting_uncached_tokens": 900,
+    "num_used_tokens": 3000,
+    "num_total_tokens": 3900,
+    "max_total_num_tokens": 40_000,
+    "max_running_requests": 64,
+    "gen_throughput": 512.5,
+    "queues": [2, 0, 0, 0, 0],
+}
+
+
+class File:
+    """A load snapshot of two ranks."""
+
+    def __init__(self, path: Path, version: int = 2, magic: bytes = b"SLNS") -> None:
+        self.path = path
+        path.write_bytes(struct.pack("<4sHHI", magic, version, 2, SLOT) + bytes(2 * SLOT))
+
+    def write(self, rank: int, fields: dict[str, object]) -> None:
+        payload = msgspec.msgpack.encode(fields)
+        with self.path.open("r+b") as file:
+            file.seek(12 + rank * SLOT)
+            file.write(struct.pack("<I", len(payload)) + payload)
+
+    def raw(self, rank: int, slot: bytes) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(12 + rank * SLOT)
+            file.write(slot)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "sglang_loads_x.shm")
+
+
+def source(file: File, rank: int = 0, **sizes: int) -> SglangLoadSource:
+    return SglangLoadSource(str(file.path), rank, SglangSizes(**sizes))
+
+
+def cause(source: SglangLoadSource, now_s: float = 1000.0) -> str:
+    with pytest.raises(NoSightError) as caught:
+        source.look(now_s)
+    return caught.value.cause
+
+
+def test_counts_become_requests_that_are_all_alike(file: File) -> None:
+    file.write(1, BUSY)
+    found = source(file, 1, page_tokens=16, chunk_tokens=2048, expected_tokens=100, max_model_len=8192).look(1000.5)
+    state = found.snapshot
+    assert (found.engine, found.lists_requests, state.taken_s) == ("sglang", False, 1000.0)
+    assert [one.computed_tokens for one in state.running] == [1000] * 3
+    assert [one.output_tokens - one.generated_tokens for one in state.running] == [100] * 3
+    assert [one.prompt_tokens for one in state.waiting] == [450] * 2
+    assert state.limits.kv_blocks == 2500
+    assert (state.limits.max_num_seqs, state.limits.max_num_batched_tokens, state.limits.max_model_len) == (64, 2048, 8192)
+    assert state.free_blocks == 2500 - 3 * 63
+    assert settle(state) == state
+
+
+def test_new_state_has_a_new_number_and_an_old_one_is_the_same_object(file: File) -> None:
+    file.write(0, BUSY)
+    reader = source(file)
+    first = reader.look(1000.0)
+    assert reader.look(1000.1) is first
+    file.write(0, {**BUSY, "timestamp": 1001.0, "num_running_reqs": 4})
+    second = reader.look(1001.0)
+    assert second.number > first.number
+    assert len(second.snapshot.running) == 4
+
+
+def test_silence_is_stale_even_when_idle_and_a_new_file_is_found(file: File) -> None:
+    file.write(0, {**BUSY, "num_running_reqs": 0, "num_waiting_reqs": 0})
+    reader = source(file)
+    reader.look(1009.0)
+    assert cause(reader, 1011.0) == "stale"
+    file.path.unlink()
+    assert cause(reader, 1012.0) == "none"
+    File(file.path).write(0, {**BUSY, "timestamp": 1013.0})
+    reader.look(1013.0)
+
+
+def test_writer_at_work_leaves_the_last_state(file: File) -> None:
+    file.write(0, BUSY)
+    reader = source(file)
+    first = reader.look(1000.0)
+    with file.path.open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        file.raw(0, bytes(4))
+        assert reader.look(1000.1) is first
+    file.write(0, {**BUSY, "timestamp": 1000.2})
+    assert reader.look(1000.2).number == first.number + 1
+
+
+@pytest.mark.parametrize(
+    ("version", "magic", "rank", "said"),
+    [(3, b"SLNS", 0, "version"), (2, b"XXXX", 0, "version"), (2, b"SLNS", 2, "version"), (2, b"SLNS", 1, "none")],
+)
+def test_foreign_and_empty_files(tmp_path: Path, version: int, magic: bytes, rank: int, said: str) -> None:
+    assert cause(source(File(tmp_path / "x", version, magic), rank)) == said
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [struct.pack("<I", 2**31), struct.pack("<I", 3) + b"\xc1\xc1\xc1", struct.pack("<I", 0)],
+    ids=["length over the slot", "no msgpack", "empty"],
+)
+def test_torn_slots_are_told(file: File, slot: bytes) -> None:
+    file.raw(0, slot)
+    assert cause(source(file)) in ("none", "torn")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"max_running_requests": 0}, {"max_total_num_tokens": 0}, {"timestamp": "late"}], ids=str
+)
+def test_counts_of_no_engine_are_told(file: File, fields: dict[str, object]) -> None:
+    file.write(0, {**BUSY, **fields} if fields else {"dp_rank": 0})
+    assert cause(source(file)) in ("none", "torn")
+
+
+def test_missing_and_short_files_are_told(tmp_path: Path) -> None:
+    assert cause(SglangLoadSource(str(tmp_path / "none"))) == "none"
+    (tmp_path / "short").write_bytes(b"SL")
+    assert cause(SglangLoadSource(str(tmp_path / "short"))) == "none"
+    (tmp_path / "empty").touch()
+    assert cause(SglangLoadSource(str(tmp_path / "empty"))) == "none"
+
+
+@pytest.mark.parametrize("running", [0, 1, 64, 10**6])
+@pytest.mark.parametrize("used", [0, 1, 40_000, 10**9])
+@pytest.mark.parametrize("waiting", [0, 1, 10**6])
+def test_whatever_the_counts_the_state_is_an_engines(running: int, used: int, waiting: int) -> None:
+    load = Read(1.0, running, waiting, used, used, 40_000, 64)
+    state = state_of(load, SglangSizes(page_tokens=16))
+    assert len(settle(state).running) == min(running, 64)
+
+
+def test_file_is_looked_for_only_without_a_path(tmp_path: Path) -> None:
+    assert find_file(os.fspath(tmp_path)) == str(tmp_path)
