@@ -18,6 +18,7 @@ from gateway.sim.scenario import MODEL, FailureSpec, PolicySpec, Scenario
 from gateway.sim.stalls import Clock
 from gateway.sim.truth import Engine, StepSight, make_engine
 from gateway.sim.workload import SimRequest
+from gateway.views import View
 from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request, Timeline
 
 PROBES_REMEMBERED = 200
@@ -116,6 +117,7 @@ class Cluster:
             self.engines.append(self._engine(i))
             self._up.append(True)
         self.sidecars = Sidecars(scenario, policy, self.engines, self.clock, Random(f"probes {seed}"))
+        self._views: list[dict[str, View]] = []
         self.desks = [self._desk(g) for g in range(scenario.view.gateways)]
 
     # ---- making ----
@@ -126,20 +128,23 @@ class Cluster:
 
     def _desk(self, gateway: int) -> Desk:
         desk = Desk(self._policy.rule, Random(f"gateway {self._seed} {gateway}"), own_dispatches=self._policy.own_dispatches)
-        for i, name in enumerate(self._names):
-            desk.added(name, self._view(i))
+        views = {name: self._view(i) for i, name in enumerate(self._names)}
+        self._views.append(views)
+        desk.sync(list(views.values()))
         return desk
 
-    def _view(self, index: int) -> EngineView:
-        kind = self._kinds[index]
-        return EngineView(
+    def _view(self, index: int) -> View:
+        kind, view = self._kinds[index], self._scenario.view
+        engine = EngineView(
             kind.profile.scaled(kind.slower),
             kind.limits,
             kind.weight,
             kind.max_in_flight,
             sidecar=self._policy.sidecar,
-            sight=StepSight(self.engines[index]) if self._scenario.view.sight else None,
+            sight=StepSight(self.engines[index]) if view.sight else None,
+            learns=view.learns,
         )
+        return engine.view(self._names[index])
 
     # ---- running ----
 
@@ -152,6 +157,8 @@ class Cluster:
         if self.sidecars.period_s:
             for i in range(len(self.engines)):
                 self._at(self.sidecars.offset_s(i), self._publishes, i)
+        if self._scenario.view.report_s:
+            self._at(self._scenario.view.report_s, self._reports, None)
         heap, clock, total = self._heap, self.clock, len(self._requests)
         while self._over < total:
             assert heap, f"{total - self._over} requests never end: {self.engines!r}"
@@ -310,7 +317,8 @@ class Cluster:
             and track.finished_s is None
             and track.dispatched_s is not None
         ]
-        for desk in self.desks:
+        for desk, views in zip(self.desks, self._views, strict=True):
+            del views[self._names[index]]
             desk.removed(self._names[index])
         for track in victims:
             self._lost += 1
@@ -322,8 +330,9 @@ class Cluster:
 
     def _returns(self, index: int) -> None:
         self._up[index] = True
-        for desk in self.desks:
-            desk.added(self._names[index], self._view(index))
+        for desk, views in zip(self.desks, self._views, strict=True):
+            views[self._names[index]] = self._view(index)
+            desk.sync(list(views.values()))
             self._carry_out(desk, desk.tick(self.clock.now_s))
 
     # ---- snapshots ----
@@ -331,6 +340,16 @@ class Cluster:
     def _publishes(self, index: int) -> None:
         self.sidecars.publish(index)
         self._at(self.clock.now_s + self.sidecars.period_s, self._publishes, index)
+
+    def _reports(self, _: None) -> None:
+        """What engines say of themselves reaches every gateway's mirrors."""
+        for views in self._views:
+            for name, view in views.items():
+                engine = self.engines[self._index[name]]
+                if view.mirror is not None:
+                    used = 1.0 - engine.free_blocks / engine.limits.kv_blocks
+                    view.mirror.reported(engine.running + engine.waiting, used)
+        self._at(self.clock.now_s + self._scenario.view.report_s, self._reports, None)
 
     def _outcome(self) -> Outcome:
         tracks = list(self._tracks.values())

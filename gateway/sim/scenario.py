@@ -65,8 +65,9 @@ class ViewSpec:
     A dispatch reaches its engine after `dispatch_s`, a token or an end the gateway after `feedback_s`. Probes find
     snapshots between the two ages of `snapshot_age_s` (0, 0: the state of the moment). `latency_noise` multiplies each
     probed latency, `length_noise` the length told to each probed instance, by 1 + N(0, x) within [0.1, 5].
-    `gateways` share the arrivals in turn and know only their own dispatches beside what probes tell; `sight` lets their
-    mirrors see when a step ends.
+    `gateways` share the arrivals in turn and know only their own dispatches, beside what probes tell and what engines
+    report of themselves every `report_s` (0: never). `sight` lets mirrors see when a step ends, `learns` lets them learn
+    an engine's pace.
     """
 
     dispatch_s: float = 0.0
@@ -75,10 +76,12 @@ class ViewSpec:
     latency_noise: float = 0.0
     length_noise: float = 0.0
     gateways: int = 1
+    report_s: float = 0.0
     sight: bool = False
+    learns: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("dispatch_s", "feedback_s", "latency_noise", "length_noise"):
+        for key in ("dispatch_s", "feedback_s", "latency_noise", "length_noise", "report_s"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key}: must not be negative")
         if not 0 <= self.snapshot_age_s[0] <= self.snapshot_age_s[1]:
