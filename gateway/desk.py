@@ -15,7 +15,7 @@ from random import Random
 from gateway.config import ModelSpec
 from gateway.foresight import OwnDispatches, own_reply
 from gateway.jobs import Action, Dispatch, Job, Probe
-from gateway.plan import WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk
+from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk, wrong
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
@@ -220,6 +220,8 @@ class Desk:
             lane.reset(self.rule, now_s)
             if not lane.mirror.error <= self._error_log:
                 cause = "error"
+            elif not lane.head_s <= SCORE_MAX_S:
+                cause = wrong(lane.head_s)
         return cause
 
     def _reorder(self) -> None:

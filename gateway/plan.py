@@ -132,6 +132,13 @@ class UntrustedError(Exception):
     """A score is no number to compare by; the argument says why."""
 
 
+def wrong(value_s: float) -> str:
+    """Why a predicted duration is none: "nan", "negative", "garbage", or "" if it is one."""
+    if 0.0 <= value_s <= SCORE_MAX_S:
+        return ""
+    return "nan" if isnan(value_s) else "negative" if value_s < 0 else "garbage"
+
+
 def cheapest(ticket: Ticket, lanes: Sequence[Lane]) -> tuple[Lane | None, int]:
     """The lane of least score among the usable ones that the job may go to, and the hit there; None without any.
 
@@ -149,7 +156,7 @@ def cheapest(ticket: Ticket, lanes: Sequence[Lane]) -> tuple[Lane | None, int]:
             most_hit = max(most_hit, hit)
         score_s = lane.score_s(prompt_tokens, hit)
         if not 0.0 <= score_s <= SCORE_MAX_S:
-            raise UntrustedError("nan" if isnan(score_s) else "negative" if score_s < 0 else "garbage")
+            raise UntrustedError(wrong(score_s))
         if score_s < best_s:
             best, best_s, best_hit = lane, score_s, hit
     ticket.best_hit = most_hit

@@ -7,6 +7,7 @@ profile says.
 
 import math
 
+from predictor.peak import PeakCurve
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import EngineLimits, StepProfile
@@ -17,7 +18,8 @@ from predictor.stepclock import StepClock
 __all__ = ["Demand", "Mirror", "Progress", "Sight"]
 
 NEVER = float("inf")
-REFRESH_S = 0.05  # how old the sums over running requests may be
+REFRESH_S = 0.1  # how old the sums over running requests may be
+CURVE_S = 0.5  # ... and the picture of the peak, which moves only by what turns out otherwise than expected
 PACE_WEIGHT = 0.1
 PACE_MAX = 20.0
 
@@ -61,6 +63,8 @@ class Mirror:
         self._running_tokens = 0  # ... and their context, as last refreshed
         self._redo_tokens = 0
         self._final_tokens = 0  # context of all at their ends: an upper bound of the peak
+        self._curve: PeakCurve | None = None
+        self._curve_s = 0.0
         self._idle()
 
     def __repr__(self) -> str:
@@ -80,6 +84,7 @@ class Mirror:
         if not self._seats:
             self.heard_s = now_s
         self._seats[seat.id] = seat
+        self._curve = None
         self._filling.append(seat)
         self._final_tokens += seat.prompt_tokens + seat.expected
         if seat.prefix:
@@ -185,7 +190,10 @@ class Mirror:
         return (-(-pending // self.room) * self.step_s + self.costs.tokens_s(pending, self.pending_pairs)) * self.pace
 
     def opens_s(self, now_s: float, ahead_tokens: int) -> float:
-        """When no more than `ahead_tokens` will be pending beyond the step then in progress; after `look`."""
+        """When no more than `ahead_tokens` will be pending beyond the step then in progress; after `look`. Infinity if a
+        preempted request has to come back first: that takes room, not time."""
+        if self._redo_tokens:
+            return NEVER
         over = self.pending_tokens - ahead_tokens
         if over <= 0:
             return now_s
@@ -220,20 +228,15 @@ class Mirror:
             return True
         return self.peak_tokens(demand) <= limit
 
-    def peak_tokens(self, demand: Demand | None = None) -> int:
-        """The most KV tokens at once until all have ended, if each ends when expected and gains a token a step. Those
-        that end first give theirs back first; a block that several prompts share counts once, and to the end."""
-        parts = [(seat.left(), seat.private_tokens + seat.generated()) for seat in self._seats.values()]
-        held = len(self._pins) * self._block_tokens
-        if demand is not None:
-            held += sum(block not in self._pins for block in demand.prefix) * demand.block_tokens
-            parts.append((demand.lengths.q50, max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)))
-        parts.sort(reverse=True)
-        most = held
-        for count, (left, tokens) in enumerate(parts, 1):
-            held += tokens
-            most = max(most, held + left * count)
-        return most
+    def peak_tokens(self, demand: Demand) -> int:
+        """The predicted peak of KV with this request. A block that several prompts share counts once, and to the end."""
+        curve = self._curve
+        if curve is None:
+            parts = [(seat.left(), seat.private_tokens + seat.generated()) for seat in self._seats.values()]
+            curve = self._curve = PeakCurve(parts, len(self._pins) * self._block_tokens)
+        shared = sum(block not in self._pins for block in demand.prefix) * demand.block_tokens
+        private = max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)
+        return curve.with_one(demand.lengths.q50, private + shared)
 
     def snapshot(self, now_s: float) -> Snapshot:
         """The picture as a record for a what-if: running in the order of dispatch up to the engine's limit, the rest
@@ -281,6 +284,7 @@ class Mirror:
 
     def _leave(self, seat: Seat) -> None:
         del self._seats[seat.id]
+        self._curve = None
         if seat.first_s < 0:
             self._filling.remove(seat)
         else:
@@ -298,6 +302,8 @@ class Mirror:
     def _refresh(self, now_s: float) -> None:
         """Sums over all that is there: exact now, reused for a moment."""
         self._refreshed_s = now_s
+        if now_s - self._curve_s >= CURVE_S:
+            self._curve, self._curve_s = None, now_s
         running = final = redo = 0
         for seat in self._seats.values():
             progress = seat.progress
