@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backends.registry import snapshot_source
-from predictor.oracle import FixedPace, Oracle
+from predictor.calibrate import StepCorrection
+from predictor.oracle import Oracle
 from predictor.profile import preset
 from predictor.sidecar import Sidecar, SidecarConfig, serve_sidecar
 
@@ -15,7 +16,8 @@ _CLOCKS: dict[str, Callable[[], float]] = {"monotonic": time.monotonic, "wall": 
 def make_sidecar(engine: str, state: str, profile: str, overhead_ms: float, config: SidecarConfig) -> Sidecar:
     """The sidecar of the engine that publishes at `state`. Raises ValueError when engine or profile is not known."""
     source, clock = snapshot_source(engine, state)
-    return Sidecar(source, Oracle(FixedPace(preset(profile).profile), overhead_ms / 1000), config, _CLOCKS[clock])
+    pace = StepCorrection(preset(profile).profile)
+    return Sidecar(source, Oracle(pace, overhead_ms / 1000), config, _CLOCKS[clock])
 
 
 def read_token(token: str, token_file: str) -> str:

@@ -6,6 +6,7 @@ without a prediction. Listens on loopback unless told otherwise, and elsewhere o
 """
 
 import asyncio
+import gc
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -243,4 +244,6 @@ async def serve_sidecar(sidecar: Sidecar, on_ready: Callable[[str], None]) -> No
     """Serve until cancelled; `on_ready` is told the base URL once it listens."""
     async with sidecar:
         on_ready(sidecar.url)
+        gc.collect()
+        gc.freeze()  # what lives as long as the process is not looked through again
         await asyncio.get_running_loop().create_future()
