@@ -9,7 +9,7 @@ BENCH := .bench
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-real test check test-tools engine test-engine bench-overhead bench-log soak lock clean
+.PHONY: demo demo-real test check test-tools engine test-engine bench-overhead bench-log bench-whatif soak lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,9 @@ bench-overhead: $(READY)  ## CPU, memory, first event beside nginx, HAProxy and 
 
 bench-log: $(READY)  ## what an access line costs, rendered by structlog's chain and directly
 	$(BIN)/python tests/bench/log_line.py
+
+bench-whatif: $(READY)  ## what a what-if costs, compiled and interpreted, at 48 running and 50 waiting
+	$(BIN)/python tests/bench/whatif.py $(BENCH_ARGS)
 
 soak: $(READY)  ## 100,000 requests with a fault always on
 	$(BIN)/python tests/faults/soak.py $(SOAK_ARGS)

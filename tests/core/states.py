@@ -108,25 +108,29 @@ def random_state(seed: int) -> tuple[StepProfile, Snapshot, Request]:
     return random_profile(rng), snapshot, Request("new", *random_lengths(rng, limits), arrival_s=3.0)
 
 
+def chat_lengths(rng: random.Random) -> tuple[int, int]:
+    """Prompt and output tokens as in ShareGPT: medians 35 and 286, means 246 and 326, P99 2,862 and 1,000."""
+    prompt = min(1 + round(rng.lognormvariate(3.55, 1.97)), 2862)
+    return prompt, min(2 + round(rng.weibullvariate(365, 1.5)), 1100)
+
+
 def busy_state(seed: int, running: int = 48, waiting: int = 50) -> Snapshot:
     """The state of the bars: so many run and wait on an A30 with Llama-2-7B, chat lengths, memory nearly full."""
     rng = random.Random(seed)
-    residents: list[Resident] = []
-    room = PAPER_LIMITS.kv_blocks - 20
-    for number in range(running):
-        prompt = min(int(rng.lognormvariate(4.4, 1.3)) + 8, 2800)
-        output = min(int(rng.lognormvariate(5.5, 0.8)) + 2, 1000)
-        generated = rng.randint(1, output - 1)
-        computed = prompt + generated - 1
-        left = running - 1 - number
-        most = max(1, (room - left) * PAPER_LIMITS.block_size)
-        if computed > most:
-            prompt, generated, computed = most, 1, most
-        residents.append(Resident(f"r{number}", prompt, computed, generated, max(output, generated + 1)))
-        room -= PAPER_LIMITS.blocks_for(computed)
-    queue = tuple(
-        Resident(f"w{number}", min(int(rng.lognormvariate(4.4, 1.3)) + 8, 2800), 0, 0, rng.randint(30, 600))
-        for number in range(waiting)
-    )
+    residents = [_chatting(rng, f"r{number}") for number in range(running)]
+    while sum(held_blocks(who, PAPER_LIMITS) for who in residents) > PAPER_LIMITS.kv_blocks - 20:
+        largest = max(range(running), key=lambda place: residents[place].computed_tokens)
+        residents[largest] = _chatting(rng, residents[largest].id)
+    queue = []
+    for number in range(waiting):
+        prompt, output = chat_lengths(rng)
+        queue.append(Resident(f"w{number}", prompt, 0, 0, max(1, round(output * rng.gauss(1.0, 0.25)))))
     held = sum(held_blocks(who, PAPER_LIMITS) for who in residents)
-    return Snapshot(0.0, PAPER_LIMITS, tuple(residents), queue, PAPER_LIMITS.kv_blocks - held)
+    return Snapshot(0.0, PAPER_LIMITS, tuple(residents), tuple(queue), PAPER_LIMITS.kv_blocks - held)
+
+
+def _chatting(rng: random.Random, name: str) -> Resident:
+    prompt, output = chat_lengths(rng)
+    generated = rng.randint(1, output - 1)
+    told = round(output * rng.gauss(1.0, 0.25))
+    return Resident(name, prompt, prompt + generated - 1, generated, told if told > generated else generated + 10)

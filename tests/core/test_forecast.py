@@ -165,16 +165,20 @@ def test_a_new_profile_holds_at_once() -> None:
 
 
 def test_the_risk_of_preemption_rises_with_what_the_peak_leaves() -> None:
-    risks = []
-    for blocks in (2000, 1100, 1056):
+    state = busy_state(6, running=10, waiting=0)
+    held = PAPER_LIMITS.kv_blocks - state.free_blocks
+
+    def told(blocks: int) -> Estimate:
         limits = replace(PAPER_LIMITS, kv_blocks=blocks, watermark_blocks=0)
-        state = busy_state(6, waiting=0)
         forecast = Forecast(PAPER, limits)
-        held = 1052 - state.free_blocks
         forecast.load(replace(state, limits=limits, free_blocks=blocks - held))
-        risks.append(forecast.predict(Request("new", 100, 400, 0.0)).preempt_p)
-    assert 0.0 <= risks[0] < 0.01 < risks[2] <= 1.0
-    assert risks == sorted(risks)
+        return forecast.predict(Request("new", 500, 800, 0.0))
+
+    roomy = told(4000)
+    tight = [told(roomy.kv_peak_blocks + spare) for spare in (30, 5, 0)]
+    assert {estimate.kv_peak_blocks for estimate in tight} == {roomy.kv_peak_blocks}
+    assert roomy.preempt_p < 1e-6 < tight[0].preempt_p < tight[1].preempt_p < tight[2].preempt_p == 0.5
+    assert told(roomy.kv_peak_blocks - 30).preempt_p == 1.0
 
 
 def test_a_reply_holds_what_policies_go_by() -> None:
