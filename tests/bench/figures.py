@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 OURS = "leeway"
+OURS_DEFAULT = "leeway-default"
 DIRECT = "direct"
 RUST_ROUTERS = ("vllm-router", "sglang-router", "smg")
 
@@ -111,6 +112,7 @@ def figures(table: Medians) -> dict[str, float | None]:
             added(table, "first_event_us", OURS), added(table, "first_event_us", "vllm-router")
         ),
         "start_s": table["start_s"].get(OURS),
+        "default_vs_vllm_router": ratio(table["unary_us"].get(OURS_DEFAULT), table["unary_us"].get("vllm-router")),
     }
 
 

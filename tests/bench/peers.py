@@ -148,8 +148,8 @@ def rust_router(environment: str, *module: str) -> Recipe:
     return recipe
 
 
-def leeway_config() -> str:
-    """The TOML of a user with four servers and one key: nothing in it changes a default but the named policy."""
+def leeway_config(models: str) -> str:
+    """The TOML of a user with four servers and one key: nothing in it changes a default but `models`."""
     backends = "\n".join(
         f'[[backends]]\nname = "b{number}"\nurl = "http://127.0.0.1:{port}"\nengine = "openai"\nmodels = ["m"]\n'
         for number, port in enumerate(BACKEND_PORTS, 1)
@@ -157,13 +157,23 @@ def leeway_config() -> str:
     digest = hashlib.sha256(CLIENT_KEY.encode()).hexdigest()
     return (
         f'[listen]\ndata = "127.0.0.1:{GATEWAY_PORT}"\ncontrol = "127.0.0.1:{CONTROL_PORT}"\n\n{backends}\n'
-        f'[[keys]]\nsha256 = "{digest}"\n\n[models.m]\npolicy = "po2_requests"\n'
+        f'[[keys]]\nsha256 = "{digest}"\n\n{models}'
     )
 
 
 def leeway(place: Place) -> Command:
+    """Power of two choices on requests in flight, as the rivals run it."""
+    return _leeway(place, '[models.m]\npolicy = "po2"\n')
+
+
+def leeway_default(place: Place) -> Command:
+    """No policy named: whatever the default does for a model with four backends."""
+    return _leeway(place, "")
+
+
+def _leeway(place: Place, models: str) -> Command:
     config = place.scratch / "gateway.toml"
-    config.write_text(leeway_config())
+    config.write_text(leeway_config(models))
     built = os.environ.get("PYTHONPATH") or str(REPOSITORY)  # the wheel, as `make bench-overhead` runs it
     return Command((place.python, "-m", "gateway", "serve", str(config)), {"PYTHONPATH": built}, place.scratch)
 
@@ -191,5 +201,6 @@ PEERS: Mapping[str, Recipe] = {
     "sglang-router": rust_router("v_sr", "sglang_router.launch_router"),
     "smg": rust_router("v_smg", "smg", "launch"),
     "leeway": leeway,
+    "leeway-default": leeway_default,
 }
 QUICK = ("vllm-router", "smg", "leeway")

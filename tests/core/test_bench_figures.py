@@ -75,6 +75,7 @@ def test_each_figure_divides_ours_by_the_rival_it_names() -> None:
         "sglang-router": [a_round(event_us=16.0)],
         "smg": [a_round(event_us=40.0, mem1000_mib=100.0)],
         "leeway": [a_round(12.0, body220k_us=70.0, event_us=12.0, first_event_us=220.0, mem1000_mib=25.0, start_s=0.25)],
+        "leeway-default": [a_round(14.0)],
     }
     assert figures_of(results) == {
         "unary_vs_vllm_router": pytest.approx(1.2),
@@ -84,6 +85,7 @@ def test_each_figure_divides_ours_by_the_rival_it_names() -> None:
         "mem1000_vs_smg": pytest.approx(0.25),
         "first_event_vs_vllm_router": pytest.approx(200 / 400),
         "start_s": pytest.approx(0.25),
+        "default_vs_vllm_router": pytest.approx(1.4),
     }
 
 
