@@ -13,7 +13,7 @@ from math import log, nan
 from random import Random
 
 from gateway.config import ModelSpec
-from gateway.foresight import OwnDispatches, own_reply
+from gateway.foresight import Foresight, OwnDispatches
 from gateway.jobs import Action, Dispatch, Job, Probe
 from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk, wrong
 from gateway.policies.base import Policy, Probing
@@ -68,6 +68,7 @@ class Desk:
         self._counting: Policy | None = COUNTING[rule.policy](rule, rng) if rule.policy in COUNTING else None
         self._probing: Probing | None = PROBING[rule.policy](rule, rng) if rule.policy in PROBING else None
         self._own = OwnDispatches() if own_dispatches else None
+        self._foresight = Foresight()
         self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
         self._views: Sequence[View] = ()
         self._lanes: list[Lane] = []
@@ -93,6 +94,7 @@ class Desk:
     def removed(self, name: str) -> None:
         """It may not be used any more; jobs that are there end as they end."""
         self.sync([view for view in self._views if view.name != name])
+        self._foresight.forget(name)
         if self._own is not None:
             self._own.forget(name)
 
@@ -303,7 +305,7 @@ class Desk:
         cause = ""
         for view in views:
             late = view.sidecar and view.name not in remote
-            reply = remote.get(view.name) if view.sidecar else self._predicted(job, view, now_s)
+            reply = remote.get(view.name) if view.sidecar else self._foresight.reply(job, view, now_s)
             wrong = "late" if late else judge(reply, rule, rule.policy in PREDICTING)
             if wrong or reply is None:
                 cause = cause or wrong
@@ -317,13 +319,6 @@ class Desk:
         chosen = self._probing.choose(job, views, now_s, replies)
         estimate_s = replies[chosen.name].estimate.ttft_s
         return self._send(ticket, chosen, -1, rule.policy, estimate_s, now_s)
-
-    @staticmethod
-    def _predicted(job: Job, view: View, now_s: float) -> ProbeReply | None:
-        try:
-            return own_reply(job, view, now_s)
-        except ValueError:  # a state that no engine can be in: the mirror went astray
-            return None
 
     def _send_by_ladder(self, ticket: Ticket, views: Sequence[View], cause: str, now_s: float) -> Dispatch:
         return self._send(ticket, self.ladder.choose(views, cause), -1, f"fallback: {cause}", NEVER, now_s)

@@ -2,35 +2,50 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import exp
 
 from gateway.jobs import Job
 from gateway.views import View
-from predictor.request import Estimate
+from predictor.forecast import Forecast
+from predictor.mirror import Mirror
+from predictor.request import Request
 from predictor.snapshot import ProbeReply
 
-UNKNOWN = ProbeReply(Estimate.unknown, 0, 0, 0, 0, 0, 0.0)
+PACE_STEP = 0.01  # a smaller change of pace is not worth new coefficients
 
 
-def own_reply(job: Job, view: View, now_s: float) -> ProbeReply | None:
-    """The reply for `job` from the view's mirror; None without one."""
-    mirror = view.mirror
-    if mirror is None:
-        return None
-    snapshot = mirror.snapshot(now_s)
-    hit_tokens = mirror.hit_tokens(job)
-    ttft_s = mirror.ttft_s(job.prompt_tokens, hit_tokens)
-    tpot_s = mirror.step_s * mirror.pace
-    estimate = Estimate(ttft_s, tpot_s, ttft_s + tpot_s * max(0, job.lengths.q50 - 1))
-    limits = mirror.limits
-    return ProbeReply(
-        estimate,
-        len(snapshot.running),
-        len(snapshot.waiting),
-        snapshot.free_blocks,
-        sum(limits.blocks_for(who.prompt_tokens + who.generated_tokens) for who in snapshot.waiting),
-        mirror.queued_tokens(),
-        0.0,
-    )
+class Foresight:
+    """One forecast for each mirror, tuned to its pace."""
+
+    def __init__(self) -> None:
+        self._forecasts: dict[str, tuple[Mirror, Forecast]] = {}
+        self._paces: dict[str, float] = {}
+
+    def reply(self, job: Job, view: View, now_s: float) -> ProbeReply | None:
+        """What is to be expected of `job` there if it went now; None without a mirror."""
+        mirror = view.mirror
+        if mirror is None:
+            return None
+        forecast = self._forecast(view.name, mirror)
+        forecast.load(mirror.snapshot(now_s))
+        request = Request(job.id, job.prompt_tokens, job.lengths.q50, job.arrival_s)
+        return forecast.reply(request, hit_tokens=mirror.hit_tokens(job))
+
+    def forget(self, name: str) -> None:
+        """The replica is gone."""
+        self._forecasts.pop(name, None)
+
+    def _forecast(self, name: str, mirror: Mirror) -> Forecast:
+        known = self._forecasts.get(name)
+        if known is None or known[0] is not mirror:
+            known = self._forecasts[name] = (mirror, Forecast(mirror.profile, mirror.limits))
+            self._paces[name] = 1.0
+        forecast = known[1]
+        if abs(mirror.pace - self._paces[name]) > PACE_STEP * mirror.pace:
+            self._paces[name] = mirror.pace
+            forecast.tune(mirror.profile.scaled(mirror.pace))
+        forecast.spread = exp(mirror.error)
+        return forecast
 
 
 class OwnDispatches:

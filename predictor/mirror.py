@@ -1,12 +1,10 @@
 """The gateway's own picture of one engine: what it sent there, how far that is, what it holds. Pure.
 
 Fed by dispatches, first tokens and ends; progress in between is read lazily, never told token by token. Where the
-engine's clock cannot be seen, `stepclock` reckons it, and `pace` learns by what factor steps are slower than the
-profile says.
+engine's clock cannot be seen, `stepclock` reckons it, and `pace` learns how much slower steps are than the profile says.
 """
 
-import math
-
+from predictor.pace import Pace
 from predictor.peak import PeakCurve
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
@@ -20,8 +18,8 @@ __all__ = ["Demand", "Mirror", "Progress", "Sight"]
 NEVER = float("inf")
 REFRESH_S = 0.1  # how old the sums over running requests may be
 CURVE_S = 0.5  # ... and the picture of the peak, which moves only by what turns out otherwise than expected
-PACE_WEIGHT = 0.1
-PACE_MAX = 20.0
+WINDOW_S = 1.0  # steps are counted over so long
+STEPS_MIN = 10
 
 
 class Mirror:
@@ -38,7 +36,7 @@ class Mirror:
         self.costs: StepCosts = step_costs(profile)
         self.index = PrefixIndex(0)
         self.pace = 1.0
-        self.error = 0.0  # mean |log(observed / predicted)| of first tokens, with forgetting
+        self.error = 0.0  # see Pace
         self.lag_s = 0.0
         self.pending_tokens = 0
         self.pending_pairs = 0.0
@@ -52,7 +50,8 @@ class Mirror:
         self.foreign_tokens = 0
         self._sight = sight
         self._learns = learns
-        self._learned = 0
+        self._learned = Pace()
+        self._window = ("", 0, 0, 0.0)  # a running request, its tokens, the steps reckoned, and when that was noted
         self._block_tokens = 0
         self._seats: dict[str, Seat] = {}
         self._filling: list[Seat] = []  # no first token yet, in the order of dispatch
@@ -108,7 +107,8 @@ class Mirror:
         if seat is None or seat.first_s >= 0:
             return
         if self._learns and seat.progress is not None:
-            self._learn(seat, now_s)
+            self._learned.first_token(seat.due_s - seat.sent_s, now_s - seat.sent_s)
+            self._take_pace()
         if self._sight is None:
             self._clock.heard(now_s, self.decodes, self.kv_tokens)
             for earlier in self._filling:
@@ -319,6 +319,8 @@ class Mirror:
             if seat.first_s >= 0:
                 running += seat.prompt_tokens + generated
         self._running_tokens, self._final_tokens, self._redo_tokens = running, final, redo
+        if self._learns and self._sight is None:
+            self._count_steps(now_s)
 
     def _count(self, now_s: float) -> None:
         """The figures, from the requests that fill and the sums."""
@@ -360,17 +362,24 @@ class Mirror:
         self.lag_s = 0.0 if ends_s is None else max(0.0, ends_s - now_s)
         return 0 if ends_s is None else min(self.room, flying)
 
-    def _learn(self, seat: Seat, now_s: float) -> None:
-        """By what factor first tokens come later than the profile says."""
-        predicted_s, observed_s = seat.due_s - seat.sent_s, now_s - seat.sent_s
-        if predicted_s <= 1e-6 or observed_s <= 1e-6:
+    def _count_steps(self, now_s: float) -> None:
+        """Once in a while, compare the tokens that came of a running request with the steps reckoned meanwhile."""
+        seat = next((seat for seat in self._seats.values() if seat.first_s >= 0 and seat.progress is not None), None)
+        if seat is None or seat.progress is None:
+            self._window = ("", 0, 0, now_s)
             return
-        off = math.log(observed_s / predicted_s)
-        self._learned += 1
-        weight = max(PACE_WEIGHT, 1.0 / self._learned)  # the first ones count in full: the profile may be a mere guess
-        self.error += weight * (min(abs(off), 5.0) - self.error)
-        pace = self.pace * math.exp(weight * max(-3.0, min(3.0, off)))
-        self.pace = self._clock.pace = max(1.0 / PACE_MAX, min(PACE_MAX, pace))
+        name, tokens, steps, since_s = self._window
+        came, reckoned = seat.progress.generated - tokens, self._clock.steps - steps
+        if name == seat.id:
+            if now_s - since_s < WINDOW_S or min(came, reckoned) < STEPS_MIN:
+                return
+            self._learned.steps(reckoned, came)
+            self._take_pace()
+        self._window = (seat.id, seat.progress.generated, self._clock.steps, now_s)
+
+    def _take_pace(self) -> None:
+        self.pace = self._clock.pace = self._learned.value
+        self.error = self._learned.error
 
 
 def _resident(seat: Seat) -> Resident:

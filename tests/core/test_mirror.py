@@ -6,7 +6,7 @@ import pytest
 
 from gateway.jobs import Job
 from predictor.instance import Instance
-from predictor.mirror import PACE_MAX, Mirror
+from predictor.mirror import Mirror
 from predictor.prefill import StepCosts, step_costs
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Finished, FirstToken, LengthEstimate, Request
@@ -205,7 +205,7 @@ def test_what_is_late_is_expected_to_stay_late_for_as_long_again() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 10.0, 1000.0])
-def test_pace_learns_how_much_slower_steps_are(factor: float) -> None:
+def test_pace_learns_from_first_tokens_how_much_slower_steps_are(factor: float) -> None:
     made, now_s = Mirror(PROFILE, LIMITS, learns=True), 0.0
     for number in range(40):
         made.dispatched(job(str(number), 1000), 0, now_s, Read())
@@ -213,9 +213,22 @@ def test_pace_learns_how_much_slower_steps_are(factor: float) -> None:
         made.first_token(str(number), now_s)
         made.finished(str(number), now_s)
         now_s += 1.0
-    assert made.pace == pytest.approx(min(factor, PACE_MAX), rel=0.02)
+    assert made.pace == pytest.approx(min(factor, math.exp(3.0)), rel=0.06)
     assert made.ttft_s(1000, 0) == pytest.approx(0.12 * made.pace)
     assert (made.error > math.log(4.0)) is (factor > 100), "beyond what pace may be, the error stays"
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 1.03, 4.0])
+def test_pace_learns_from_the_tokens_of_running_requests(factor: float) -> None:
+    """Its first token came late for another reason; its tokens tell how long steps are."""
+    made, progress = Mirror(PROFILE, LIMITS, learns=True), Read()
+    made.dispatched(job("a", 1000, 10000), 0, 0.0, progress)
+    made.first_token("a", 5.0)
+    for tenth in range(600):
+        now_s = 5.0 + tenth / 10
+        progress.generated = 1 + int((now_s - 5.0) / (0.01005 * factor))
+        made.look(now_s)
+    assert made.pace == pytest.approx(factor if factor != 1.03 else 1.0, rel=0.06)
 
 
 def test_no_lesson_from_answers_without_a_stream() -> None:
