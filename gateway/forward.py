@@ -22,17 +22,17 @@ from gateway.relay.http1 import CONTINUE, ProtocolError
 from gateway.relay.pool import BackendPool
 from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
-from gateway.relay.splice import EMPTY, BodyFields
+from gateway.relay.splice import EMPTY, BodyFields, Piece
 from gateway.relay.upstream import Lost, UpstreamConnection
 from gateway.signals import queue_limit_s, request_id
+from gateway.suspicion import likeness
 
 if TYPE_CHECKING:
     from gateway.relay.downstream import ClientConnection
     from gateway.server import DataPlane
 
 NEVER = float("inf")
-ONE_WRITE_BYTES = 65536
-CONNECT_SLACK_S = 2.0
+ONE_WRITE_BYTES, CONNECT_SLACK_S = 65536, 2.0
 
 
 class Exchange:
@@ -40,7 +40,7 @@ class Exchange:
 
     # defaults stand on the class: most requests never set most of these
     _phase = "read"
-    _body = b""
+    _pieces: tuple[Piece, ...] = ()
     _body_hash: int | None = None
     _fields: BodyFields = EMPTY
     _strip = False
@@ -98,11 +98,9 @@ class Exchange:
         elif intake.verdict.local is not None:
             self._answer_own(*self._plane.local_answer(intake.verdict.local), "complete", "")
         else:
-            self._body = intake.body()
-            account.body_bytes = len(self._body)
             self._phase = "parse"
             try:
-                intake.parse(self._body, self._parsed)
+                intake.read(self._parsed)
             except Refusal as refusal:
                 self.refuse(refusal)
 
@@ -124,7 +122,7 @@ class Exchange:
         head = intake.head
         assert head is not None
         self._fields = fields
-        account.stream = fields.stream
+        account.stream, account.body_bytes = fields.stream, len(intake.body)
         if fields.n > plane.limits.n:
             raise refusals.n_too_large(plane.limits.n)
         if response_id := intake.verdict.route.response_id or fields.previous_response_id:
@@ -135,9 +133,9 @@ class Exchange:
             raise unknown_model(fields.model, plane.known_models())
         account.model = model
         self._enter_key()
-        self._body, self._strip = intake.edited(self._body, fields, model)
+        self._pieces, self._strip = intake.edited(intake.body, fields, model)
         verdict = intake.verdict
-        ask = Ask(model, verdict.session or fields.session, len(self._body) // 4)
+        ask = Ask(model, verdict.session or fields.session, len(intake.body) // 4)
         due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
         placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
         if plane.fleet.has_drops:
@@ -174,16 +172,17 @@ class Exchange:
     def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None:
         """Send the request. From here on it may have run."""
         plane, account = self._plane, self.account
-        body, verdict, timeouts = self._body, self._intake.verdict, plane.timeouts
+        pieces, verdict, timeouts = self._pieces or (self._intake.body,), self._intake.verdict, plane.timeouts
         self._connection, self._phase = connection, "sent"
         now_s = account.sent_s = plane.now()
         self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
         lines = verdict.lines_identity if self._strip else verdict.lines
-        request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, len(body), account.request_id.encode())
-        if len(body) <= ONE_WRITE_BYTES:
-            connection.send(self, request + body)
+        size = len(pieces[0]) if len(pieces) == 1 else sum([len(piece) for piece in pieces])
+        request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, account.request_id.encode())
+        if size <= ONE_WRITE_BYTES:
+            connection.send(self, b"".join((request, *pieces)))
         else:
-            connection.send(self, request, body)
+            connection.send(self, request, *pieces)
 
     # -- the answer: called by the backend's connection
 
@@ -359,15 +358,15 @@ class Exchange:
     # -- settle
 
     def _hash_body(self) -> int | None:
-        if self._body_hash is None and self._body:
-            self._body_hash = hash(self._body)
+        body = self._intake.body
+        self._body_hash = likeness(body) if self._body_hash is None and body else self._body_hash
         return self._body_hash
 
     def _drop_body(self) -> None:
         self._dropped = True
         if self._plane.fleet.has_drops:
             self._hash_body()
-        self._body = b""
+        self._pieces = ()
         self._intake.release()
 
     def _let_go(self) -> None:

@@ -15,14 +15,16 @@ from gateway.relay.splice import (
     PARSER_DEPTH,
     BodyError,
     BodyFields,
+    Edit,
+    Piece,
     Scan,
     Span,
-    ask_usage,
+    edited,
+    model_edit,
     multipart_field,
     multipart_span,
     parse_small,
-    replace,
-    set_model,
+    usage_edit,
 )
 from gateway.signals import session_key
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 SCAN_TOKENS = 1024
 SCANNED_AT_ONCE_BYTES = 8192
 SMALL_UPLOAD_BYTES = 65536
+JOINED_AT_ONCE_BYTES = 4_194_304  # a millisecond or two
 _NO_ROUTE = Route()
 
 
@@ -78,11 +81,14 @@ _NO_VERDICT = Verdict()
 
 
 class Intake:
-    """What the client sent. `refusal` is set once it is known that no backend will see it."""
+    """What the client sent. `refusal` is set once it is known that no backend will see it; `body` holds the whole body
+    from `read` to `release`."""
 
     verdict: Verdict = _NO_VERDICT
     head: RequestHead | None = None
     refusal: Refusal | None = None
+    body = b""
+    _stopped = False
     _length = 0
     _size = 0
     _charged_bytes = 0
@@ -137,15 +143,31 @@ class Intake:
         self._first, self._pieces = b"", None
         return False
 
-    def body(self) -> bytes:
-        """The whole body, given away."""
+    def read(self, then: Callable[[BodyFields], None]) -> None:
+        """Make the body whole, and go on as `parse` does."""
         first, pieces = self._first, self._pieces
         self._first, self._pieces = b"", None
-        return first if pieces is None else b"".join(pieces)
+        if pieces is not None and self._size > JOINED_AT_ONCE_BYTES:
+            self._plane.spawn(self._join(pieces, then))
+            return
+        self.body = first if pieces is None else b"".join(pieces)
+        self.parse(self.body, then)
+
+    async def _join(self, pieces: list[bytes], then: Callable[[BodyFields], None]) -> None:
+        """On another thread: joining lets go of the interpreter's lock."""
+        self.body = await self._plane.loop.run_in_executor(None, b"".join, pieces)
+        if self._stopped:
+            self.release()
+            return
+        try:
+            self.parse(self.body, then)
+        except Refusal as refusal:
+            self.refusal = refusal
+            then(EMPTY)
 
     def release(self) -> None:
         """The body's bytes are no longer held."""
-        self._first, self._pieces = b"", None
+        self._first, self._pieces, self.body = b"", None, b""
         if self._charged_bytes:
             self._plane.release_body(self._charged_bytes)
             self._charged_bytes = 0
@@ -188,24 +210,22 @@ class Intake:
         self._spans = scan.spans
         then(scan.fields() if self.refusal is None else EMPTY)
 
-    def edited(self, body: bytes, fields: BodyFields, model: str) -> tuple[bytes, bool]:
+    def edited(self, body: bytes, fields: BodyFields, model: str) -> tuple[tuple[Piece, ...], bool]:
         """The documented splices: an alias becomes the model's own name; a stream is asked for its usage.
 
-        (the body to send, whether the usage chunk that it brings is ours and not the client's).
+        (the body to send, in pieces; whether the usage chunk that it brings is ours and not the client's).
         """
         spans, depth, strip = self._spans, self._plane.limits.json_depth, self._strips(fields)
         renamed = fields.model != model and fields.model != ""
         if self._form:
             span = multipart_span(body, self._form, b"model") if renamed else None
-            return (replace(body, span, model.encode()) if span else body), False
-        model_first = spans.get("model", (0, 0)) < spans.get("stream_options", (0, 0))
-        if renamed and not model_first:  # the later member is edited first: the other's span stays true
-            body = set_model(body, model, depth, spans.get("model"))
-        if strip:
-            body = ask_usage(body, fields, depth, spans.get("stream_options"))
-        if renamed and model_first:
-            body = set_model(body, model, depth, spans.get("model"))
-        return body, strip
+            return (edited(body, [(*span, model.encode())]) if span else (body,)), False
+        edits: list[Edit] = []
+        if strip and (asking := usage_edit(body, fields, depth, spans.get("stream_options"))):
+            edits.append(asking)
+        if renamed:
+            edits.append(model_edit(body, model, depth, spans.get("model")))
+        return (edited(body, edits) if edits else (body,)), strip
 
     def _strips(self, fields: BodyFields) -> bool:
         """Whether the engine is asked for a usage chunk that the client does not want."""
@@ -220,6 +240,7 @@ class Intake:
     def stop(self) -> None:
         """The client left: a scan under way ends."""
         self._scan = None
+        self._stopped = True
 
     def _too_large(self) -> Refusal:
         return Refusal(

@@ -11,6 +11,16 @@ DROPS_MAX = 1024
 TOGETHER_S = 1.0
 
 
+LIKENESS_BYTES = 65536
+
+
+def likeness(body: bytes) -> int:
+    """What tells one body from another: of a large one its length and both ends, since hashing all of it takes long."""
+    if len(body) <= 2 * LIKENESS_BYTES:
+        return hash(body)
+    return hash((len(body), body[:LIKENESS_BYTES], body[-LIKENESS_BYTES:]))
+
+
 class Suspicion:
     """Bodies by hash -> the backends that dropped them, and when."""
 

@@ -6,12 +6,15 @@ byte splices at the spans that the scan found: the model's name, the engine's pr
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import orjson
 
 Span = tuple[int, int]
+Edit = tuple[int, int, bytes]  # what stands from one index to another is replaced
+Piece = bytes | memoryview
 
 WANTED = frozenset(
     ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
@@ -242,43 +245,52 @@ def scan(body: bytes, max_depth: int) -> Scan:
     return whole
 
 
-def replace(body: bytes, span: Span, value: bytes) -> bytes:
-    """`body` with the member value at `span` replaced."""
-    whole = memoryview(body) if len(body) > _WINDOW else body  # a large body is copied once, not twice
-    return b"".join((whole[: span[0]], value, whole[span[1] :]))
+def edited(body: bytes, edits: Sequence[Edit]) -> tuple[Piece, ...]:
+    """`body` with each edit's span replaced, as pieces to be written one after another: what is large is not copied."""
+    large = len(body) > _WINDOW
+    whole = memoryview(body) if large else body
+    pieces: list[Piece] = []
+    at = 0
+    for start, end, value in sorted(edits, key=_start):
+        pieces += (whole[at:start], value)
+        at = end
+    pieces.append(whole[at:])
+    return tuple(pieces) if large else (b"".join(pieces),)
 
 
-def add_member(body: bytes, member: bytes) -> bytes:
-    """`body` with `"key":value` put first into its object. The caller knows that the key is absent."""
+def _start(edit: Edit) -> int:
+    return edit[0]
+
+
+def member_edit(body: bytes, member: bytes) -> Edit:
+    """`"key":value` put first into the object. The caller knows that the key is absent."""
     at = body.index(b"{") + 1
     first = at + _spaces(body, at, len(body))
-    comma = b"" if body[first : first + 1] == b"}" else b","
-    whole = memoryview(body) if len(body) > _WINDOW else body
-    return b"".join((whole[:at], member, comma, whole[at:]))
+    return at, at, member if body[first : first + 1] == b"}" else member + b","
 
 
-def ask_usage(body: bytes, fields: BodyFields, max_depth: int, span: Span | None = None) -> bytes:
-    """`body` with `stream_options.include_usage` true; all else is untouched. `span` is the member's value, if known
-    (a large body is not scanned twice)."""
+def usage_edit(body: bytes, fields: BodyFields, max_depth: int, span: Span | None = None) -> Edit | None:
+    """`stream_options.include_usage` becomes true; None where that member is nothing to write it into. `span` is the
+    member's value, if known (a large body is not scanned twice)."""
     if not fields.has_stream_options:
-        return add_member(body, b'"stream_options":{"include_usage":true}')
+        return member_edit(body, b'"stream_options":{"include_usage":true}')
     if span is None:
         span = scan(body, max_depth).spans["stream_options"]
     try:
         options = orjson.loads(body[span[0] : span[1]])
     except orjson.JSONDecodeError:
-        return body
+        return None
     if options is not None and not isinstance(options, dict):
-        return body
-    return replace(body, span, orjson.dumps({**(options or {}), "include_usage": True}))
+        return None
+    return *span, orjson.dumps({**(options or {}), "include_usage": True})
 
 
-def set_model(body: bytes, name: str, max_depth: int, span: Span | None = None) -> bytes:
-    """`body` with the model's name replaced (an alias by what the backend serves). `span` as in ask_usage."""
+def model_edit(body: bytes, name: str, max_depth: int, span: Span | None = None) -> Edit:
+    """The model's name is replaced (an alias by what the backend serves). `span` as in usage_edit."""
     if span is None:
         span = scan(body, max_depth).spans.get("model")
     member = orjson.dumps(name)
-    return replace(body, span, member) if span else add_member(body, b'"model":' + member)
+    return (*span, member) if span else member_edit(body, b'"model":' + member)
 
 
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,200})"?')

@@ -62,7 +62,7 @@ class UpstreamConnection:
             return False
         return bool(self._poll.poll(0))
 
-    def send(self, owner: Owner, *parts: bytes) -> None:
+    def send(self, owner: Owner, *parts: bytes | memoryview) -> None:
         """Write one request. From here on it may have run."""
         assert self._owner is None
         assert self._transport is not None

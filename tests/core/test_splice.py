@@ -14,17 +14,33 @@ from gateway.relay.splice import (
     BodyError,
     BodyFields,
     Scan,
-    add_member,
-    ask_usage,
+    edited,
     fields_of,
+    member_edit,
+    model_edit,
     multipart_field,
     parse_small,
-    replace,
     scan,
-    set_model,
+    usage_edit,
 )
 
 DEPTH = 1024
+
+
+def made_of(body: bytes, *edits: tuple[int, int, bytes] | None) -> bytes:
+    return b"".join(edited(body, [edit for edit in edits if edit is not None]))
+
+
+def ask_usage(body: bytes, fields: BodyFields, depth: int, span: tuple[int, int] | None = None) -> bytes:
+    return made_of(body, usage_edit(body, fields, depth, span))
+
+
+def set_model(body: bytes, name: str, depth: int, span: tuple[int, int] | None = None) -> bytes:
+    return made_of(body, model_edit(body, name, depth, span))
+
+
+def added(body: bytes, member: bytes) -> bytes:
+    return made_of(body, member_edit(body, member))
 
 
 def judge(body: bytes) -> BodyFields:
@@ -117,8 +133,8 @@ def untouched(body: bytes, made: bytes, span: tuple[int, int] | None) -> None:
         assert (made[: span[0]], made[len(made) - (len(body) - span[1]) :]) == (body[: span[0]], body[span[1] :])
         return
     at = body.index(b"{") + 1
-    added = made[at : at + len(made) - len(body)]
-    assert made == body[:at] + added + body[at:]
+    new = made[at : at + len(made) - len(body)]
+    assert made == body[:at] + new + body[at:]
 
 
 @pytest.mark.parametrize(
@@ -260,10 +276,15 @@ def test_a_key_is_known_with_every_character_escaped(key: str) -> None:
 
 
 def test_small_edits() -> None:
-    assert add_member(b" {}", b'"a":1') == b' {"a":1}'
-    assert add_member(b"{" + b" " * 100 + b"}", b'"a":1') == b'{"a":1' + b" " * 100 + b"}"
-    assert add_member(b'{"b":2}', b'"a":1') == b'{"a":1,"b":2}'
-    assert replace(b"abc", (1, 2), b"XY") == b"aXYc"
+    assert added(b" {}", b'"a":1') == b' {"a":1}'
+    assert added(b"{" + b" " * 100 + b"}", b'"a":1') == b'{"a":1' + b" " * 100 + b"}"
+    assert added(b'{"b":2}', b'"a":1') == b'{"a":1,"b":2}'
+    assert edited(b"abc", [(1, 2, b"XY")]) == (b"aXYc",)
+    assert edited(b"abc", [(3, 3, b"Z"), (0, 0, b"A"), (0, 0, b"B")]) == (b"ABabcZ",)
+    large = b"a" * 100_000
+    pieces = edited(large, [(50_000, 50_001, b"b"), (0, 0, b"c")])
+    assert len(pieces) == 5, "a large body is not copied"
+    assert b"".join(pieces) == b"c" + large[:50_000] + b"b" + large[50_001:]
     big = b'{"model":"m","metadata":{"user_id":"' + b"u" * MAX_VALUE_BYTES + b'"}}'
     assert scan(big, DEPTH).fields() == BodyFields(model="m"), "values over the bound are not looked at"
 
