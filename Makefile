@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif soak lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -75,6 +75,9 @@ bench-sidecar: $(READY)  ## how fast a sidecar answers 500 probes a second besid
 
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)
+
+paper-astrolabe: $(WHEEL)  ## the Astrolabe paper's experiments and ours in simulation; kept results are used again (hours at first)
+	$(SHIPPED) PYTHONPATH=$(BUILT):examples/papers/astrolabe $(BIN)/python examples/papers/astrolabe/run.py $(PAPER_ARGS)
 
 lock: $(READY)  ## renew the pinned versions
 	$(BIN)/pip install --quiet uv==0.13.9

@@ -56,6 +56,16 @@ class Campaign:
         digest = hashlib.sha256(f"{self._sources} {name} {item!r}".encode()).hexdigest()
         return self._folder / f"{digest[:32]}.json"
 
+    def warm(self, scenario: Scenario, labels: Sequence[str], rates_per_s: Sequence[float]) -> None:
+        """All these runs at once, so that every process has work; `figures` then finds them."""
+        keys = [(label, rate, seed) for label in labels for rate in rates_per_s for seed in scenario.seeds]
+        self.collect(run_figures, [(bare(scenario, label), Key(label, rate, seed)) for label, rate, seed in keys])
+
+    def warm_capacities(self, scenario: Scenario, labels: Sequence[str]) -> None:
+        """The same for `capacities`."""
+        searches = [(label, seed) for label in labels for seed in scenario.seeds]
+        self.collect(run_capacity, [(bare(scenario, label), label, seed) for label, seed in searches])
+
     def figures(self, scenario: Scenario, label: str, rate_per_s: float, seeds: Sequence[int] = ()) -> dict[str, list[float]]:
         """Every figure of a policy as a list over seeds."""
         items = [(bare(scenario, label), Key(label, rate_per_s, seed)) for seed in seeds or scenario.seeds]

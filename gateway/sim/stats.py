@@ -58,11 +58,17 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(centre, centre - half, centre + half, len(values))
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float], offset: float = 0.0) -> Interval:
-    """Geometric mean ratio of values paired by seed. `offset` is added to both sides: for counts that may be 0."""
-    logs = [math.log((a + offset) / (b + offset)) for a, b in zip(ours, theirs, strict=True)]
-    found = interval(logs)
-    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high), found.seeds)
+def ratio_of_means(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Ratio of the two means over seeds, with bounds by the delta method on pairs. NaN where theirs are all 0."""
+    a, b = mean(ours), mean(theirs)
+    if not b:
+        return Interval(math.nan, math.nan, math.nan, len(ours))
+    count = len(ours)
+    if count < 2 or not a:
+        return Interval(a / b, a / b, a / b, count)
+    spread = math.fsum((x / a - y / b) ** 2 for x, y in zip(ours, theirs, strict=True)) / (count * (count - 1))
+    factor = math.exp(t90(count - 1) * math.sqrt(spread))
+    return Interval(a / b, a / b / factor, a / b * factor, count)
 
 
 def ranks(values: Sequence[float]) -> list[float]:

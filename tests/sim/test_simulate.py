@@ -1,6 +1,8 @@
 """`gateway simulate` from the outside, and campaigns that are taken up again."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +134,21 @@ def test_a_campaigns_figures_and_capacities(path: Path, tmp_path: Path) -> None:
 def test_the_sources_hash_follows_what_decides() -> None:
     assert sources_hash(ROOT) == sources_hash(ROOT)
     assert len(sources_hash(ROOT)) == 64
+
+
+def test_the_paper_command_writes_a_report_and_one_line_of_figures(tmp_path: Path) -> None:
+    arguments = ["--only", "e14,e0,herding", "--seeds", "1", "--requests", "90", "--jobs", "1"]
+    command = [sys.executable, str(ROOT / "examples/papers/astrolabe/run.py"), *arguments]
+    places = ["--kept", str(tmp_path / "kept"), "--out", str(tmp_path / "report.md")]
+    done = subprocess.run([*command, *places], capture_output=True, text=True, check=True, cwd=ROOT)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) == {"ours_ttft_mean_ratio", "ours_ttft_p99_ratio", "ours_preemptions_ratio"}
+    report = (tmp_path / "report.md").read_text()
+    assert [line for line in report.splitlines() if line.startswith("## ")] == [
+        "## E14: the late plan near saturation",
+        "## E0: run-time metrics and the true E2E",
+        "## Herding",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples/papers/astrolabe").glob("*.toml")))

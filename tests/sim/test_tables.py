@@ -10,7 +10,7 @@ import pytest
 
 from gateway.sim import html
 from gateway.sim.scenario import Scenario, load, parse
-from gateway.sim.stats import interval, jain, quantile, ratio, spearman, t90
+from gateway.sim.stats import interval, jain, quantile, ratio_of_means, spearman, t90
 from gateway.sim.tables import TableError
 
 GOOD = """
@@ -107,9 +107,14 @@ def test_intervals() -> None:
     assert found.high - found.mean == pytest.approx(1.886 / math.sqrt(3))
     assert interval([5.0]).high == 5.0
     assert t90(20) == pytest.approx(1.325, abs=2e-3)
-    halves = ratio([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
+    halves = ratio_of_means([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
     assert (halves.mean, halves.high) == (pytest.approx(0.5), pytest.approx(0.5))
-    assert ratio([0.0], [9.0], 1.0).mean == pytest.approx(0.1)
+    spread = ratio_of_means([1.0, 2.0, 3.0], [2.0, 2.0, 2.0])
+    assert spread.mean == 1.0
+    assert spread.high == pytest.approx(math.exp(1.886 * math.sqrt(0.5 / 6)))
+    assert spread.low == pytest.approx(1 / spread.high)
+    assert ratio_of_means([3.0], [4.0]).high == 0.75
+    assert math.isnan(ratio_of_means([1.0], [0.0]).mean)
 
 
 def test_rank_correlation() -> None:
