@@ -205,49 +205,42 @@ class JumpEngine:
         self._stall_in -= k
         if self._stalls is not None and not self._stall_in:
             self._stall_in = self._stalls.gap()
-        self._retire(events, now_s)
+        over = list(self._decoders.ended())
         if self._part is not None:
-            self._computes(self._part, k * self._chunk, events, now_s)
+            self._computes(self._part, k * self._chunk, over, now_s)
         for seq, tokens in self._entering:
             self._part = seq
-            self._computes(seq, tokens, events, now_s)
+            self._computes(seq, tokens, over, now_s)
+        for seq in over:
+            self._release(seq)
+            seq.done = True
+            del self._by_id[seq.request_id]
+            events.append(Finished(seq.request_id, now_s))
         for request_id in self._leaving:
             self._drop(request_id)
         self._begin(now_s)
         return events
 
-    def _retire(self, events: list[Event], now_s: float) -> None:
-        for seq in self._decoders.ended():
-            self._release(seq)
-            self._finished(seq, events, now_s)
-
-    def _finished(self, seq: Sequence, events: list[Event], now_s: float) -> None:
-        seq.done = True
-        del self._by_id[seq.request_id]
-        events.append(Finished(seq.request_id, now_s))
-
-    def _computes(self, seq: Sequence, tokens: int, events: list[Event], now_s: float) -> None:
-        """The half-done prompt is so many tokens further."""
+    def _computes(self, seq: Sequence, tokens: int, over: list[Sequence], now_s: float) -> None:
+        """The half-done prompt is so many tokens further; who is done with it joins `over`."""
         seq.computed += tokens
         if seq.computed >= seq.target:
             self._part = None
-            self._prefilled(seq, events, now_s)
+            self._prefilled(seq, over, now_s)
         elif seq.spent and seq.computed + 1 == seq.target:  # what is left is the newest output token: it decodes
             self._part = None
             self._free += not seq.computed % self.limits.block_size
             self._decoders.add(seq, seq.computed)
 
-    def _prefilled(self, seq: Sequence, events: list[Event], now_s: float) -> None:
+    def _prefilled(self, seq: Sequence, over: list[Sequence], now_s: float) -> None:
         """The prompt is complete and a token sampled: decode, or be done."""
         if not seq.spent:
-            events.append(FirstToken(seq.request_id, now_s))
+            self._events.append(FirstToken(seq.request_id, now_s))
         seq.spent += 1
         if seq.spent == seq.output:
-            del self._run[seq]
-            self._free += self.limits.blocks_for(seq.target)
-            self._finished(seq, events, now_s)
-            return
-        self._decoders.add(seq, seq.target)
+            over.append(seq)
+        else:
+            self._decoders.add(seq, seq.target)
 
     def _drop(self, request_id: str) -> None:
         """Forget a request between two steps."""

@@ -4,7 +4,7 @@ Without prefix reuse the truth is advanced by stretches of steps (`engine`), wit
 (`predictor.instance`); both know stalls. Nothing here decides anything about requests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Protocol
@@ -15,7 +15,8 @@ from gateway.sim.stalls import NEVER, Clock, Stalls
 from predictor.instance import Instance
 from predictor.mirror import Progress
 from predictor.profile import EngineLimits
-from predictor.request import Estimate, Event, Request
+from predictor.request import Estimate, Event, Finished, Request
+from predictor.sequence import Sequence
 from predictor.snapshot import REPAIR_TOKENS, ProbeReply, Snapshot
 
 
@@ -36,7 +37,7 @@ class Engine(Protocol):
     def step_ends_at_s(self) -> float | None: ...
     def current_step_ends_at_s(self) -> float | None: ...
     def submit(self, request: Request, now_s: float) -> None: ...
-    def finish_step(self, now_s: float) -> Sequence[Event]: ...
+    def finish_step(self, now_s: float) -> Iterable[Event]: ...
     def progress(self, request_id: str) -> Progress: ...
     def snapshot(self, now_s: float, expected: Mapping[str, int]) -> Snapshot: ...
     def reply(self, expected: Mapping[str, int]) -> ProbeReply: ...
@@ -60,12 +61,12 @@ class StepSight:
 class SteppedEngine:
     """An Instance with stalls: every step is an event, prefixes are reused."""
 
-    def __init__(self, instance: Instance, clock: Clock, stalls: Stalls | None) -> None:
+    def __init__(self, instance: Instance, stalls: Stalls | None) -> None:
         self.limits = instance.limits
         self._instance = instance
-        self._clock = clock
         self._stalls = stalls
         self._stall_in = stalls.gap() if stalls is not None else NEVER
+        self._live: dict[str, Sequence] = {}
 
     @property
     def preemptions(self) -> int:
@@ -102,13 +103,18 @@ class SteppedEngine:
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request."""
         self._instance.submit(request, now_s)
+        self._live[request.id] = self._instance.progress(request.id)
 
-    def finish_step(self, now_s: float) -> Sequence[Event]:
+    def finish_step(self, now_s: float) -> Iterable[Event]:
         """End the step in progress and begin the next."""
         self._stall_in -= 1
         if self._stalls is not None and not self._stall_in:
             self._stall_in = self._stalls.gap()
-        return self._instance.finish_step(now_s)
+        events = self._instance.finish_step(now_s)
+        for event in events:
+            if isinstance(event, Finished):
+                del self._live[event.request_id]
+        return events
 
     def progress(self, request_id: str) -> Progress:
         """A live view of a request."""
@@ -121,8 +127,13 @@ class SteppedEngine:
         return replace(seen, step_ends_s=0.0 if ends_at_s is None else max(0.0, ends_at_s - now_s))
 
     def reply(self, expected: Mapping[str, int]) -> ProbeReply:
-        """What run-time metrics say, without a prediction."""
-        return metrics_of(self.snapshot(self._clock.now_s, expected))
+        """What run-time metrics say now, without a prediction."""
+        waiting_blocks = queued = 0
+        for name, seq in self._live.items():
+            left = expected.get(name, seq.output) - seq.generated
+            queued += (0 if seq.decoding else seq.target - seq.computed) + (left if left > 0 else REPAIR_TOKENS)
+            waiting_blocks += 0 if seq.blocks else self.limits.blocks_for(seq.target)
+        return ProbeReply(Estimate.unknown, self.running, self.waiting, self.free_blocks, waiting_blocks, queued, 0.0)
 
     def hit_tokens(self, request: Request) -> int:
         """Prompt tokens that its cache would save."""
@@ -149,5 +160,5 @@ def make_engine(spec: ReplicaSpec, truth: TruthSpec, clock: Clock, rng: Random, 
     profile = spec.profile.scaled(factor)
     stalls = Stalls(truth.stall_share, truth.stall_s, rng) if truth.stall_share > 0 else None
     if prefixes or spec.limits.order != "vllm":
-        return SteppedEngine(Instance(profile, spec.limits), clock, stalls)
+        return SteppedEngine(Instance(profile, spec.limits), stalls)
     return JumpEngine(profile, spec.limits, clock, stalls)

@@ -9,10 +9,11 @@ from gateway.sim.stalls import Clock, Stalls
 from gateway.sim.truth import Engine, SteppedEngine
 from predictor.instance import Instance
 from predictor.profile import EngineLimits, StepProfile
-from predictor.request import Decoded, Request
+from predictor.request import Decoded, Finished, FirstToken, Request
 from predictor.snapshot import Snapshot, settle
 
 Told = dict[tuple[str, str], list[float]]
+TELLING = (FirstToken, Finished)
 
 
 def drawn(seed: int) -> tuple[StepProfile, EngineLimits, list[Request]]:
@@ -49,6 +50,8 @@ def driven(engine: Engine, requests: list[Request], clock: Clock, looks_s: list[
             engine.submit(arrivals.pop(0)[1], clock.now_s)
         else:
             for event in engine.finish_step(clock.now_s):
+                if isinstance(event, TELLING):
+                    told.setdefault(("order", ""), []).append(float(event.request_id))
                 if not isinstance(event, Decoded):
                     told.setdefault((type(event).__name__, event.request_id), []).append(event.at_s)
     return told, shots
@@ -59,7 +62,7 @@ def both(seed: int, stall_share: float) -> tuple[JumpEngine, SteppedEngine, list
     looks = sorted(Random(f"looks {seed}").uniform(0.0, requests[-1].arrival_s) for _ in range(12))
     one, other = Clock(), Clock()
     stalls = [Stalls(stall_share, 0.2, Random(seed)) if stall_share else None for _ in range(2)]
-    stepped = SteppedEngine(Instance(profile, limits), other, stalls[1])
+    stepped = SteppedEngine(Instance(profile, limits), stalls[1])
     return JumpEngine(profile, limits, one, stalls[0]), stepped, requests, looks, one, other
 
 
