@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.profile_commands import calibrate, profile_cli
+
 cli = typer.Typer(
     name="gateway",
     help="An LLM gateway for vLLM and SGLang servers. Settings: environment over file over defaults.",
@@ -180,3 +182,7 @@ def simulate(
     problem = command.simulate(scenario, seeds, jobs, requests, json_file, html_file, quiet)
     if problem:
         _fail(problem)
+
+
+cli.command()(calibrate)
+cli.add_typer(profile_cli, name="profile")

@@ -137,7 +137,8 @@ class Step:
 def fit(steps: Sequence[Step], form: str = "h") -> tuple[StepProfile, float]:
     """The profile with the least mean relative error on these steps, and that error.
 
-    Coefficients that would be negative are 0 (least squares under bounds); the knee is the best of `KNEES`.
+    Coefficients that would be negative are 0 (least squares under bounds); the knee is the best of `KNEES`. The linear
+    form is fitted as published, without pairs.
     Raises ValueError without steps.
     """
     if not steps:
@@ -164,7 +165,8 @@ def _fit(steps: Sequence[Step], form: str, knee: int) -> StepProfile:
         work = step.prefill_tokens
         if form == "h":
             work = max(0, step.prefill_tokens + step.decode_seqs - knee)
-        rows.append((1.0, float(work), float(step.decode_seqs), step.kv_tokens, step.pairs))
+        pairs = step.pairs if form == "h" else 0.0
+        rows.append((1.0, float(work), float(step.decode_seqs), step.kv_tokens, pairs))
     base, prefill, decode, kv, pair = _bounded_least_squares(rows, [step.step_s for step in steps])
     return StepProfile(base, prefill, decode, kv, pair_s=pair, knee_tokens=knee, form=form)
 

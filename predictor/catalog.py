@@ -45,12 +45,16 @@ class Hardware:
     kv_bytes_per_token: float
     max_model_len: int
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the memory has room for them, and for a block beside them."""
+        return self.memory_bytes * MEMORY_SHARE - self.weight_bytes > 16 * self.kv_bytes_per_token
+
     def limits(self) -> EngineLimits:
         """What vLLM's defaults make of it: blocks of 16 tokens in the memory that the weights leave."""
-        free_bytes = self.memory_bytes * MEMORY_SHARE - self.weight_bytes
-        blocks = int(free_bytes / self.kv_bytes_per_token / 16)
-        if blocks < 1:
+        if not self.holds_weights:
             raise ProfileError("the weights do not fit into the memory")
+        blocks = int((self.memory_bytes * MEMORY_SHARE - self.weight_bytes) / self.kv_bytes_per_token / 16)
         return EngineLimits(blocks, 16, 256, 8192, min(self.max_model_len, blocks * 16))
 
 
@@ -105,14 +109,18 @@ def parse(text: str, form: str = "h") -> dict[str, EngineProfile]:
     return {name: _profile(name, table, form) for name, table in tables.items()}
 
 
+def form_line(step: StepProfile, error: float) -> str:
+    """One step form of a profile, as `parse` reads it."""
+    figures = [f"{key} = {getattr(step, name) / unit:.5g}" for key, (name, unit) in UNITS.items() if getattr(step, name)]
+    knee = [f"knee = {step.knee_tokens}"] if step.form == "h" else []
+    return f"{step.form} = {{ {', '.join([*knee, *figures, f'error_pct = {error * 100:.1f}'])} }}"
+
+
 def render(profile: EngineProfile, comment: str) -> str:
     """A file with this profile, as `parse` reads it."""
-    step = profile.step
-    figures = [f"{key} = {getattr(step, name) / unit:.6g}" for key, (name, unit) in UNITS.items() if getattr(step, name)]
-    knee = [f"knee = {step.knee_tokens}"] if step.form == "h" else []
     limits = [f"{key} = {getattr(profile.limits, key)}" for key in _LIMITS if getattr(profile.limits, key)]
     lines = [*(f"# {line}" for line in comment.splitlines()), "", f'[profiles."{profile.name}"]']
-    lines.append(f"{step.form} = {{ {', '.join([*knee, *figures, f'error_pct = {profile.error * 100:.1f}'])} }}")
+    lines.append(form_line(profile.step, profile.error))
     lines.append(f"limits = {{ {', '.join(limits)} }}")
     lines.append(f"overhead_ms = {profile.overhead_s * 1e3:.6g}")
     if profile.steps:

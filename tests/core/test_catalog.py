@@ -28,14 +28,30 @@ def test_every_shipped_profile_is_possible(form: str) -> None:
         assert profile.step.step_s(512, 8, 8000, 131_072) > profile.step.step_s(0, 8, 8000)
 
 
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    [
+        ("llama-2-7b/tp1/h100", (5.95, 16.7, 27.9, 169.0)),
+        ("llama-3.1-70b/tp4/h100", (14.23, 55.2, 37.8, 25.7)),
+        ("qwen3-32b/tp1/gb200", (11.42, 38.4, 17.9, 33.4)),
+    ],
+)
+def test_the_fitted_table_agrees_with_an_independent_fit_to_the_same_tables(
+    name: str, linear: tuple[float, float, float, float]
+) -> None:
+    base_ms, prefill_us, decode_us, kv_ns = linear
+    for form in ("linear", "h"):
+        step = engine_profile(name, form).step
+        for prefill, decodes, context in ((0, 16, 1024), (512, 32, 1024), (2048, 0, 0)):
+            other_s = base_ms * 1e-3 + (prefill_us * prefill + decode_us * decodes) * 1e-6 + kv_ns * decodes * context * 1e-9
+            assert step.step_s(prefill, decodes, decodes * context, prefill * prefill / 2) == pytest.approx(other_s, rel=0.15)
+
+
 def test_figures_are_those_published() -> None:
-    step = engine_profile("llama-3.1-70b/tp4/h100").step
-    assert (step.form, step.knee_tokens) == ("h", 128)
-    assert step.step_s(528, 20, 30_000, 528 * 264) == pytest.approx(
-        16.37e-3 + 59.1e-6 * (528 + 20 - 128) + 37.8e-6 * 20 + 27.3e-9 * 30_000 + 1236e-12 * 528 * 264
-    )
-    linear = engine_profile("llama-3.1-70b/tp4/h100", "linear").step
-    assert linear.step_s(528, 20, 30_000) == pytest.approx(14.23e-3 + 55.2e-6 * 528 + 37.8e-6 * 20 + 25.7e-9 * 30_000)
+    linear = engine_profile("llama-2-70b/tp4/a40", "linear").step
+    assert linear.step_s(500, 10, 0) == pytest.approx(45.21e-3 + 295.6e-6 * 510)
+    knee = engine_profile("llama-2-70b/tp4/a40").step
+    assert [knee.step_s(tokens, 0, 0) for tokens in (1, 512, 2048)] == pytest.approx([63.9e-3, 180.8e-3, 690e-3], rel=0.01)
     paper = engine_profile("llama-2-7b/tp1/a30")
     assert paper.step.step_s(512, 48, 20_000, 0) == pytest.approx(
         1e-3 * (18.8 + 1.0 + 0.118 * (512 + 48 - 96) + 0.52 + 0.00207 * 48 + 0.000711 * 20_000)

@@ -1,0 +1,195 @@
+"""Measures a live engine through its OpenAI face and /metrics, for a profile of it. Shell.
+
+Prompts are random token ids, so that no cached prefix shortens them. The engine should be idle otherwise: whatever else
+runs there is measured with it. Answers are bounded by what was asked for; every foreign error becomes MeasureError.
+"""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+from predictor.calibrate import Step
+from predictor.measuring import REPEATS, STREAM_TOKENS, PromptAsk, Prompted, Streamed, StreamsAsk, plan, reduce, stream_step
+from predictor.profile import EngineLimits, StepProfile
+
+ASK_LIMIT_S = 120.0
+CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+RUNNING = re.compile(r"^(?:vllm|sglang):num_(?:requests_running|running_reqs)\{.*\} ([0-9.e+]+)", re.MULTILINE)
+KV_TOKENS = re.compile(r"^sglang:max_total_num_tokens\{.*\} ([0-9.e+]+)", re.MULTILINE)
+TOKEN_IDS = (10, 250)  # in every vocabulary
+
+
+class MeasureError(Exception):
+    """The engine cannot be measured; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the engine does not tell. 0 for `kv_blocks` and `block_size`: ask /metrics."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    kv_blocks: int = 0
+    block_size: int = 0
+    budget_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of it. `error` is the mean relative error of the fit."""
+
+    model: str
+    profile: StepProfile
+    limits: EngineLimits
+    error: float
+    overhead_s: float
+    steps: tuple[Step, ...]
+    busy: bool
+
+
+class Meter:
+    """One engine under measurement, on an open session."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, key: str, seed: int = 0) -> None:
+        self._session = session
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._rng = random.Random(seed)
+        self._model = ""
+
+    async def measure(self, wanted: Wanted, tell: Callable[[str], None]) -> Measured:
+        """Everything, within about `budget_s`. `tell` gets a line now and then. Raises MeasureError."""
+        self._model, max_model_len = await self._served()
+        limits, busy = await self._limits(wanted, max_model_len)
+        prompts: list[Prompted] = []
+        steps: list[Step] = []
+        clock = asyncio.get_running_loop().time
+        await self._prompt(PromptAsk(8))  # what is made at the first request does not count
+        begin_s = last_s = clock()
+        for ask in plan(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens):
+            spent_s, took_s = clock() - begin_s, clock() - last_s
+            enough = len(prompts) >= 3 * REPEATS and len(steps) >= 3
+            if enough and spent_s + 2 * took_s > wanted.budget_s:
+                break
+            last_s = clock()
+            if isinstance(ask, PromptAsk):
+                prompts += [await self._prompt(ask) for _ in range(REPEATS)]
+                tell(f"prompt of {ask.prompt_tokens} tokens: {min(p.ttft_s for p in prompts[-REPEATS:]) * 1e3:.1f} ms")
+            else:
+                step = await self._streams(ask)
+                if step is not None:
+                    steps.append(step)
+                    tell(f"{ask.streams} streams, {ask.prompt_tokens} tokens before each: {step.step_s * 1e3:.2f} ms a token")
+        try:
+            profile, error, overhead_s, used = reduce(prompts, steps)
+        except ValueError as problem:
+            raise MeasureError(str(problem)) from problem
+        return Measured(self._model, profile, limits, error, overhead_s, used, busy)
+
+    async def _served(self) -> tuple[str, int]:
+        text = await self._get("/v1/models")
+        try:
+            first = orjson.loads(text)["data"][0]
+            return str(first["id"]), int(first.get("max_model_len") or 4096)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise MeasureError("/v1/models lists no model") from error
+
+    async def _limits(self, wanted: Wanted, max_model_len: int) -> tuple[EngineLimits, bool]:
+        text = (await self._get("/metrics")).decode(errors="replace")
+        running = RUNNING.search(text)
+        blocks, block_size = cache_size(text)
+        blocks, block_size = wanted.kv_blocks or blocks, wanted.block_size or block_size
+        if not blocks or not block_size:
+            raise MeasureError("/metrics does not tell the KV cache's size: give --kv-blocks and --block-size")
+        seqs = min(wanted.max_num_seqs, wanted.max_num_batched_tokens)
+        longest = min(max_model_len, blocks * block_size)
+        limits = EngineLimits(blocks, block_size, seqs, wanted.max_num_batched_tokens, longest)
+        return limits, running is not None and float(running[1]) > 0
+
+    async def _prompt(self, ask: PromptAsk) -> Prompted:
+        clock = asyncio.get_running_loop().time
+        begin_s = clock()
+        async for _ in self._tokens(ask.prompt_tokens, 1):
+            return Prompted(ask.prompt_tokens, clock() - begin_s)
+        raise MeasureError("an answer had no token")
+
+    async def _streams(self, ask: StreamsAsk) -> Step | None:
+        return stream_step(await asyncio.gather(*(self._stream(ask.prompt_tokens) for _ in range(ask.streams))))
+
+    async def _stream(self, prompt_tokens: int) -> Streamed:
+        clock = asyncio.get_running_loop().time
+        seen = [(clock(), count) async for count in self._tokens(prompt_tokens, STREAM_TOKENS)]
+        if not seen:
+            raise MeasureError("an answer had no token")
+        return Streamed(prompt_tokens, tuple(seen))
+
+    async def _tokens(self, prompt_tokens: int, max_tokens: int) -> AsyncIterator[int]:
+        """How many tokens have come, each time that some came."""
+        body = {
+            "model": self._model,
+            "prompt": [self._rng.randint(*TOKEN_IDS) for _ in range(prompt_tokens)],
+            "max_tokens": max_tokens,
+            "min_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        count = 0
+        async for event in self._events("/v1/completions", body):
+            if event.get("error"):
+                raise MeasureError("the engine ended an answer with an error")
+            if not event.get("choices"):
+                continue
+            usage = event.get("usage")
+            told = usage.get("completion_tokens") if isinstance(usage, dict) else None
+            count = told if isinstance(told, int) else count + 1
+            yield count
+
+    async def _events(self, path: str, body: dict[str, object]) -> AsyncIterator[dict[str, object]]:
+        timeout = aiohttp.ClientTimeout(total=ASK_LIMIT_S)
+        try:
+            async with self._session.post(self._url + path, json=body, headers=self._headers, timeout=timeout) as response:
+                if response.status != 200:
+                    raise MeasureError(
+                        f"{path} answered {response.status}: {(await response.content.read(300)).decode(errors='replace')}"
+                    )
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        event = orjson.loads(line[6:])
+                        if isinstance(event, dict):
+                            yield event
+        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+            raise MeasureError(f"{path}: {type(error).__name__}: {error}") from error
+
+    async def _get(self, path: str) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=20.0)
+        try:
+            async with self._session.get(self._url + path, headers=self._headers, timeout=timeout) as response:
+                if response.status != 200:
+                    raise MeasureError(f"{path} answered {response.status}")
+                return await response.content.read(4 * 1024 * 1024)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise MeasureError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def cache_size(metrics: str) -> tuple[int, int]:
+    """KV blocks and their size from the text of /metrics: vLLM's, or SGLang's, which counts in tokens; (0, 0) if neither."""
+    config = CACHE_CONFIG.search(metrics)
+    if config is not None:
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', config[1]))
+        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+        return (int(blocks), int(size)) if blocks.isdecimal() and size.isdecimal() else (0, 0)
+    tokens = KV_TOKENS.search(metrics)
+    return (int(float(tokens[1])), 1) if tokens is not None else (0, 0)
+
+
+async def measure(url: str, key: str, wanted: Wanted, tell: Callable[[str], None]) -> Measured:
+    """Measure the engine at that URL. Raises MeasureError."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False) as session:
+        return await Meter(session, url, key).measure(wanted, tell)
