@@ -23,6 +23,17 @@ class Identity:
     max_model_len: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine's /metrics tell of it: requests running and waiting (-1: not said), share of the KV in use (-1: not
+    said), KV blocks and tokens in each (0: not said)."""
+
+    requests: int = -1
+    kv_usage: float = -1.0
+    kv_blocks: int = 0
+    block_size: int = 0
+
+
 class ProbeFailedError(Exception):
     """A control request failed; the message may be shown to an operator, never to a client."""
 
@@ -58,3 +69,4 @@ class Adapter(Protocol):
     async def identify(self, http: ControlHttp) -> Identity: ...
     async def check(self, http: ControlHttp) -> None: ...
     async def generates(self, http: ControlHttp, model: str) -> bool: ...
+    async def report(self, http: ControlHttp) -> EngineReport | None: ...

@@ -79,7 +79,7 @@ class MockEngine:
 
     def _beside(self, config: SidecarConfig) -> Sidecar:
         assert self._core is not None
-        source = InstanceSource(self._core, f"mock {self.config.engine_version}")
+        source = InstanceSource(self._core, f"mock {self.config.engine_version}", self.config.enable_prefix_caching)
         return Sidecar(source, Oracle(FixedPace(self.config.profile)), config, self._core.now_s)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from backends.mock_body import Body
 from backends.mock_http import ApiError, bad_field, bad_request, dumps
-from backends.mock_text import Prompt, count_tokens
+from backends.mock_text import Prompt, count_tokens, lay_out, lay_out_ids
 
 CHOICES_MAX = 128
 
@@ -81,9 +81,10 @@ def content_texts(content: object) -> Iterator[str]:
 
 
 def prompt_of(texts: Sequence[str], messages: int, tools: object) -> Prompt:
-    """The prompt of a conversation. Offered tools are part of it, as chat templates write them out."""
-    parts = [*texts, dumps(tools).decode()] if tools else [*texts]
-    return Prompt("\x00".join(parts), count_tokens(parts, messages))
+    """The prompt of a conversation. Offered tools are part of it, as chat templates write them out: before the rest."""
+    offered = [dumps(tools).decode()] if tools else []
+    parts = [*texts, *offered]
+    return Prompt("\x00".join(parts), count_tokens(parts, messages), lay_out([*offered, *texts], messages))
 
 
 def decode_hints(body: Body, headers: Mapping[str, str]) -> Hints:
@@ -214,9 +215,9 @@ def _content(message: Body) -> object:
 
 def _input(body: Body, name: str, value: object) -> Prompt:
     if isinstance(value, str):
-        return Prompt(value, count_tokens([value]))
+        return Prompt(value, count_tokens([value]), lay_out([value]))
     if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
-        return Prompt(" ".join(map(str, value)), len(value))
+        return Prompt(" ".join(map(str, value)), len(value), lay_out_ids(value))
     raise _bad_input(body, name)
 
 

@@ -13,6 +13,7 @@ class MockConfig:
     `models` are names of one and the same model, the first being its own; port 0 takes a free one.
     An answer without other bounds has a lognormal length of mean `output_tokens_mean`, drawn from `seed` and prompt.
     `sidecar`: serve one beside the engine, on a port of its own.
+    `enable_prefix_caching` and `enable_prompt_tokens_details` (cached tokens in usage) are vLLM's, as are their defaults.
     More than `max_queued` waiting sequences are refused with 503; None never refuses, as vLLM does by default.
     """
 
@@ -27,6 +28,8 @@ class MockConfig:
     pooling: bool = False
     output_tokens_mean: float = 128.0
     output_tokens_sigma: float = 0.8
+    enable_prefix_caching: bool = True
+    enable_prompt_tokens_details: bool = False
     max_queued: int | None = None
     engine_version: str = "0.32.0"
     dev_mode: bool = True

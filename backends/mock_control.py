@@ -141,8 +141,8 @@ class ControlFace:
         return web.Response()
 
     async def reset_prefix_cache(self, http: web.Request) -> web.Response:
-        """POST /reset_prefix_cache: nothing to do, there is none."""
-        return web.Response()
+        """POST /reset_prefix_cache: whether it worked; it does not while sequences hold blocks."""
+        return json_answer({"success": self._core.reset_prefix_cache()})
 
     async def server_info(self, http: web.Request) -> web.Response:
         """GET /server_info: the settings, without the key."""
@@ -158,7 +158,11 @@ class ControlFace:
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "policy": "fcfs",
         }
-        cache = {"block_size": limits.block_size, "num_gpu_blocks": limits.kv_blocks, "enable_prefix_caching": False}
+        cache = {
+            "block_size": limits.block_size,
+            "num_gpu_blocks": limits.kv_blocks,
+            "enable_prefix_caching": self._config.enable_prefix_caching,
+        }
         config = {"model_config": model, "scheduler_config": scheduler, "cache_config": cache}
         return json_answer({"vllm_config": config, "step_profile": asdict(self._config.profile)})
 

@@ -25,6 +25,7 @@ class Track:
     finish_reason: str
     wake: Callable[[], None]
     expected_tokens: int = 0  # what was foretold of the length; 0: nothing
+    cached_tokens: int = 0  # prompt tokens that the prefix cache saved
     produced: int = 0
     ended: str | None = None  # the finish reason, "abort" included
     admitted_s: float | None = None
@@ -121,6 +122,11 @@ class EngineCore:
             self._note_drained()
         self._end(track, "abort")
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing happens, while sequences hold blocks."""
+        self.changes += 1
+        return self.instance.forget_prefixes()
+
     async def pause(self, mode: str) -> None:
         """Hold new sequences; "abort" ends the present ones, "wait" lets them finish first, "keep" stops the clock."""
         self.paused = True
@@ -192,6 +198,7 @@ class EngineCore:
             case Admitted():
                 if track.admitted_s is None:
                     track.admitted_s = event.at_s
+                    track.cached_tokens = event.cached_tokens
                     self._observer.admitted(track)
             case Preempted():
                 track.preemptions += 1

@@ -135,7 +135,10 @@ def _stop_reason(generation: Generation) -> str:
 
 
 def _usage(generation: Generation, output_tokens: int) -> dict[str, object]:
-    return {"input_tokens": generation.ask.prompt_tokens, "output_tokens": output_tokens}
+    prompt_tokens, cached = generation.ask.prompt_tokens, generation.told_cached_tokens
+    if cached is None:
+        return {"input_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return {"input_tokens": prompt_tokens - cached, "cache_read_input_tokens": cached, "output_tokens": output_tokens}
 
 
 def _block(generation: Generation, text: str, arguments: object) -> dict[str, object]:

@@ -22,11 +22,12 @@ class Metrics:
     def __init__(self, config: MockConfig) -> None:
         self._registry = CollectorRegistry()
         self._values = (config.models[0], "0")
+        self._caches = config.enable_prefix_caching
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their KV blocks.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted sequences.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens produced.")
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._success = Counter(
             "vllm:request_success",
             "Ended sequences by finish reason.",
@@ -57,7 +58,9 @@ class Metrics:
         assert track.admitted_s is not None
         self._queue_s.observe(track.admitted_s - track.request.arrival_s)
         self._prompt_tokens.inc(track.request.prompt_tokens)
-        self._prefix_queries.inc(track.request.prompt_tokens)
+        if self._caches:
+            self._prefix_queries.inc(track.request.prompt_tokens)
+            self._prefix_hits.inc(track.cached_tokens)
 
     def token(self, track: Track, gap_s: float | None) -> None:
         """A token came; the first one has no gap."""
@@ -98,7 +101,7 @@ class Metrics:
             "block_size": str(limits.block_size),
             "num_gpu_blocks": str(limits.kv_blocks),
             "cache_dtype": "auto",
-            "enable_prefix_caching": "False",
+            "enable_prefix_caching": str(config.enable_prefix_caching),
         }
         Gauge(
             "vllm:cache_config_info", "Settings of the KV cache.", tuple(labels), registry=self._registry

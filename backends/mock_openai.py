@@ -9,13 +9,13 @@ from backends.mock_serving import Generation, Serving
 from backends.mock_stream import DONE, event, send_stream
 
 
-def usage_json(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
-    """The usage object of both faces."""
+def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, object]:
+    """The usage object of both faces; `cached_tokens` None leaves the details out."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": None if cached_tokens is None else {"cached_tokens": cached_tokens},
     }
 
 
@@ -41,7 +41,8 @@ class _OpenAiStream:
     def closing(self) -> bytes:
         if not self._ask.include_usage:
             return DONE
-        usage = usage_json(self._ask.prompt_tokens, self._generation.completion_tokens)
+        generation = self._generation
+        usage = usage_json(self._ask.prompt_tokens, generation.completion_tokens, generation.told_cached_tokens)
         return event({**self._head, "choices": [], "usage": usage}) + DONE
 
     def failure(self, error: ApiError) -> bytes:
@@ -176,7 +177,7 @@ def _chat_json(ask: Ask, generation: Generation) -> dict[str, object]:
         "choices": [_chat_choice(generation, choice) for choice in range(len(generation.replies))],
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": usage_json(ask.prompt_tokens, generation.completion_tokens),
+        "usage": usage_json(ask.prompt_tokens, generation.completion_tokens, generation.told_cached_tokens),
         "prompt_logprobs": None,
         "kv_transfer_params": None,
     }
@@ -219,5 +220,5 @@ def _completion_json(ask: Ask, generation: Generation) -> dict[str, object]:
         "model": generation.model,
         "choices": choices,
         "system_fingerprint": None,
-        "usage": usage_json(ask.prompt_tokens, generation.completion_tokens),
+        "usage": usage_json(ask.prompt_tokens, generation.completion_tokens, generation.told_cached_tokens),
     }

@@ -142,7 +142,7 @@ def _usage(generation: Generation) -> dict[str, object]:
     prompt_tokens, output_tokens = generation.ask.prompt_tokens, generation.completion_tokens
     return {
         "input_tokens": prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": generation.cached_tokens},
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt_tokens + output_tokens,

@@ -21,7 +21,7 @@ from backends.mock_config import MockConfig
 from backends.mock_core import CoreStopped, EngineCore, Track
 from backends.mock_http import ApiError, bad_request, not_found
 from backends.mock_json import fit, pieces
-from backends.mock_text import Prompt, Reply, natural_tokens, stable_hash
+from backends.mock_text import Prompt, Reply, block_hashes, natural_tokens, stable_hash
 from backends.scheduler_record import expected_tokens
 from predictor.request import Request
 
@@ -76,6 +76,16 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens produced so far, all choices together."""
         return sum(track.produced for track in self.tracks)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache saved, each prompt counted once, by its first choice."""
+        return sum(track.cached_tokens for track in self.tracks[:: self.ask.n])
+
+    @property
+    def told_cached_tokens(self) -> int | None:
+        """The same as far as the usage shall tell it; None if it shall not."""
+        return self.cached_tokens if self._serving.config.enable_prompt_tokens_details else None
 
     def text(self, choice: int) -> str:
         """What a choice has said so far."""
@@ -158,14 +168,18 @@ class Serving:
         request_id = ask.hints.request_id or uuid.uuid4().hex
         self.recent.append(_seen(http, ask, request_id))
         model = self.check_model(ask.model)
-        planned = [(prompt, self._plan(ask, model, prompt, choice)) for prompt in ask.prompts for choice in range(ask.n)]
+        planned = [
+            (prompt, prefix, self._plan(ask, model, prompt, choice))
+            for prompt, prefix in [(prompt, self._prefix(ask, prompt)) for prompt in ask.prompts]
+            for choice in range(ask.n)
+        ]
         limit = self.config.max_queued
         if limit is not None and self.core.waiting >= limit:
             self.refused += 1
             raise ApiError(503, "ServiceUnavailableError", "The queue of this engine is full.", retry_after_s=1)
-        generation = Generation(self, ask, model, request_id, tuple(reply for _, reply in planned))
-        for prompt, reply in planned:
-            self._submit(generation, prompt, reply)
+        generation = Generation(self, ask, model, request_id, tuple(reply for _, _, reply in planned))
+        for prompt, prefix, reply in planned:
+            self._submit(generation, prompt, prefix, reply)
         self._open.add(generation)
         return generation
 
@@ -188,10 +202,15 @@ class Serving:
         for track in generation.tracks:
             self.core.abort(track)
 
-    def _submit(self, generation: Generation, prompt: Prompt, reply: Reply) -> None:
+    def _prefix(self, ask: Ask, prompt: Prompt) -> tuple[int, ...]:
+        if ask.pooling or not self.config.enable_prefix_caching:
+            return ()
+        return block_hashes(prompt.layout, self.config.limits.block_size)
+
+    def _submit(self, generation: Generation, prompt: Prompt, prefix: tuple[int, ...], reply: Reply) -> None:
         self._serial += 1
         name = f"{generation.request_id}-{self._serial}"
-        request = Request(name, prompt.tokens, reply.output_tokens, self.core.now_s())
+        request = Request(name, prompt.tokens, reply.output_tokens, self.core.now_s(), prefix)
         most = self._room(generation.ask, prompt) if generation.ask.max_tokens is None else generation.ask.max_tokens
         expected = expected_tokens(generation.ask.hints.vllm_xargs, most)
         track = Track(request, reply.finish_reason, generation.wake, expected)

@@ -10,9 +10,10 @@ from predictor.sighting import NoSightError, Sighting
 class InstanceSource:
     """States of the core's instance; a new one when something has happened in it."""
 
-    def __init__(self, core: EngineCore, engine: str) -> None:
+    def __init__(self, core: EngineCore, engine: str, caches_prefixes: bool) -> None:
         self._core = core
         self._engine = engine
+        self._caches_prefixes = caches_prefixes
         self._last: Sighting | None = None
 
     def look(self, now_s: float) -> Sighting:
@@ -22,7 +23,7 @@ class InstanceSource:
             raise NoSightError("gone", "the engine has ended")
         if self._last is None or self._last.number != core.changes:
             snapshot = core.instance.snapshot(now_s, core.expected_tokens())
-            self._last = Sighting(core.changes, self._engine, snapshot, caches_prefixes=False)
+            self._last = Sighting(core.changes, self._engine, snapshot, caches_prefixes=self._caches_prefixes)
         return self._last
 
     def close(self) -> None:

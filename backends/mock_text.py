@@ -8,7 +8,7 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BYTES_PER_TOKEN = 4
 TOKENS_PER_MESSAGE = 4
@@ -81,10 +81,32 @@ def detokenize(tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the engine counts it; `text` only seeds the answer."""
+    """A prompt as the engine counts it. `text` only seeds the answer; `layout` is what its blocks are hashed from, four
+    bytes for a token, in the order in which the engine would have it (empty: nothing of it can be found again)."""
 
     text: str
     tokens: int
+    layout: bytes = field(default=b"", repr=False)
+
+
+def lay_out(texts: Sequence[str], messages: int = 0) -> bytes:
+    """The layout of a prompt: its texts, filled up to whole tokens, and what the template adds, here at the end."""
+    data = b"".join(map(text_bytes, texts))
+    return data + bytes(-len(data) % BYTES_PER_TOKEN + BYTES_PER_TOKEN * TOKENS_PER_MESSAGE * messages)
+
+
+def lay_out_ids(tokens: Sequence[int]) -> bytes:
+    """The same of token ids; those of `tokenize` give the bytes of their text."""
+    return b"".join((token & 0xFFFFFFFF).to_bytes(BYTES_PER_TOKEN, "big") for token in tokens)
+
+
+def block_hashes(layout: bytes, block_size: int) -> tuple[int, ...]:
+    """Hashes of the full blocks of so many tokens, in order, each standing for all up to its end (see `Request.prefix`)."""
+    size, chain, hashes = BYTES_PER_TOKEN * block_size, 0, []
+    for start in range(0, len(layout) - size + 1, size):
+        chain = hash((chain, layout[start : start + size]))
+        hashes.append(chain)
+    return tuple(hashes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Any server with the OpenAI face: the least that an engine must offer, and the base of the other adapters. Shell."""
 
-from backends.base import ControlHttp, Identity, Kind, ProbeFailedError, Reply
+from backends.base import ControlHttp, EngineReport, Identity, Kind, ProbeFailedError, Reply
 
 
 def ok(reply: Reply, what: str) -> Reply:
@@ -51,3 +51,7 @@ class OpenAIAdapter:
         """Whether one token comes out: the proof that a wedged server works again."""
         body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         return 200 <= (await http.post("/v1/chat/completions", body)).status < 500
+
+    async def report(self, http: ControlHttp) -> EngineReport | None:
+        """What the engine says of its load and size; None where nothing is known to say it."""
+        return None

@@ -73,7 +73,7 @@ def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...]
     residents: list[Resident] = []
     free_blocks = record.free_blocks
     columns = record.running
-    rows = zip(columns.ids, columns.prompt, columns.expected, columns.most, record.computed, record.generated, strict=True)
+    rows = zip(columns.ids, columns.prompt, columns.expected, columns.most, record.computed, columns.generated, strict=True)
     for name, prompt, expected, most, computed, known in rows:
         whole = computed >= prompt + known
         # what a step computes beyond the known tokens are outputs on their way; the last of them yields one more
@@ -92,7 +92,7 @@ def _waiting(record: Record) -> tuple[Resident, ...]:
     listed = [
         Resident(outer_id(name), prompt, 0, generated, _ahead(expected, most, generated))
         for name, prompt, expected, most, generated in zip(
-            columns.ids, columns.prompt, columns.expected, columns.most, record.waiting_generated, strict=True
+            columns.ids, columns.prompt, columns.expected, columns.most, columns.generated, strict=True
         )
     ]
     return (*listed, *_unlisted(record, columns))

@@ -1,16 +1,18 @@
 """From a scheduler's queues to the record that it publishes each step. Runs inside the engine: it must be quick.
 
 What does not change while nobody joins or leaves (ids, prompts, expected lengths) is encoded once and reused; a step
-costs two list comprehensions over the running requests and one call of the encoder. Engine-neutral: whoever knows an
+costs one look at the running requests and one call of the encoder. Engine-neutral: whoever knows an
 engine's objects (vllm_scheduler) hands in requests with these attributes and the step's numbers. No clock, no I/O.
 """
 
 from collections.abc import Callable
 from itertools import islice
+from operator import attrgetter
 from typing import Protocol
 
 from backends.snapshot_record import IDLE, NOBODY, Columns, Limits, Work, encode, raw
 
+_COMPUTED = attrgetter("num_computed_tokens")
 ID_CHARACTERS_MAX = 128
 WAITING_LISTED_MAX = 128
 _REQUEST_BYTES = ID_CHARACTERS_MAX + 48
@@ -50,10 +52,8 @@ class StepRecorder:
         self._engine = raw(engine)
         self._limits = raw(limits)
         self._running: list[Seen] = []
-        self._running_raw = raw(NOBODY)
+        self._running_raw = self._waiting_raw = raw(NOBODY)
         self._waiting: list[Seen] = []
-        self._waiting_raw = raw(NOBODY)
-        self._waiting_generated = raw([])
         self._more = (0, 0)
         self._step, self._began_s = IDLE, 0.0
         self.dropped = 0
@@ -64,44 +64,32 @@ class StepRecorder:
         running: list[Seen],
         waiting: list[Seen],
         scheduled: dict[str, int],
+        scheduled_tokens: int,
         free_blocks: int,
         preemptions: int,
     ) -> None:
-        """Publish the state after a step was composed: `scheduled` has the tokens that each request computes in it."""
+        """Publish the state after a step was composed: `scheduled` has the tokens that each request computes in it, their
+        sum `scheduled_tokens`. Most steps find nobody new, and one token for each: little is looked at then."""
         if running != self._running:
             self._running = running.copy()
             self._running_raw = raw(_columns(running))
         if waiting != self._waiting:
             self._list_waiting(waiting.copy())
-        computed = [request.num_computed_tokens for request in running]
-        past, past_s = self._step, now_s - self._began_s
-        self._step, self._began_s = _work(running, scheduled, sum(computed)), now_s
-        payload = encode(
-            (
-                self._engine,
-                self._limits,
-                now_s,
-                free_blocks,
-                preemptions,
-                self._step,
-                past,
-                past_s if past is not IDLE else 0.0,
-                self._running_raw,
-                computed,
-                [request.num_output_tokens for request in running],
-                self._waiting_raw,
-                self._waiting_generated,
-                *self._more,
-            )
-        )
-        if not self._write(payload):
+        computed = list(map(_COMPUTED, running))
+        past, past_s = self._step, now_s - self._began_s if self._step is not IDLE else 0.0
+        if scheduled_tokens == len(running) == len(scheduled) and running:
+            self._step = step = Work(0, scheduled_tokens, sum(computed) - scheduled_tokens, 0)
+        else:
+            self._step = step = _work(running, scheduled, scheduled_tokens)
+        self._began_s = now_s
+        fields = (self._engine, self._limits, now_s, free_blocks, preemptions, step, past, past_s)
+        if not self._write(encode((*fields, self._running_raw, computed, self._waiting_raw, *self._more))):
             self.dropped += 1
 
     def _list_waiting(self, queue: list[Seen]) -> None:
         listed = queue[:WAITING_LISTED_MAX]
         self._waiting = queue
         self._waiting_raw = raw(_columns(listed))
-        self._waiting_generated = raw([request.num_output_tokens for request in listed])
         more = islice(queue, WAITING_LISTED_MAX, None)
         self._more = (len(queue) - len(listed), sum(request.num_prompt_tokens for request in more))
 
@@ -112,16 +100,14 @@ def _columns(requests: list[Seen]) -> Columns:
         [request.num_prompt_tokens for request in requests],
         [request.leeway_expected for request in requests],
         [request.max_tokens for request in requests],
+        [request.num_output_tokens for request in requests],
     )
 
 
-def _work(running: list[Seen], scheduled: dict[str, int], computed: int) -> Work:
-    """What the step computes. In most steps every request decodes one token, and nothing needs to be looked at."""
-    total, seqs = sum(scheduled.values()), len(scheduled)
+def _work(running: list[Seen], scheduled: dict[str, int], total: int) -> Work:
+    """What the step computes, request by request."""
     if not total:
         return IDLE
-    if total == seqs == len(running):
-        return Work(0, seqs, computed - seqs, 0)
     decoding = context = pairs = 0
     for request in running:
         tokens = scheduled.get(request.request_id, 0)

@@ -3,7 +3,8 @@
 Known from the wheel's source and a stub made of its request models; not run on an engine here.
 """
 
-from backends.base import ControlHttp, Kind, Reply
+from backends.base import ControlHttp, EngineReport, Kind, Reply
+from backends.metrics_text import samples
 from backends.openai import OpenAIAdapter, ok
 
 
@@ -31,7 +32,22 @@ class SglangAdapter(OpenAIAdapter):
         """GET /health."""
         ok(await http.get("/health"), "/health")
 
+    async def report(self, http: ControlHttp) -> EngineReport | None:
+        """From /metrics, where the server was started with them; its size in tokens counts as blocks of one."""
+        reply = await http.get("/metrics")
+        return sglang_report(reply.body) if reply.status == 200 else None
+
 
 async def _first(http: ControlHttp, path: str, older: str) -> Reply:
     reply = await http.get(path)
     return reply if reply.status != 404 else await http.get(older)
+
+
+def sglang_report(text: bytes) -> EngineReport | None:
+    """The report of SGLang's metrics; None if they are not SGLang's."""
+    running, waiting = samples(text, "sglang:num_running_reqs"), samples(text, "sglang:num_queue_reqs")
+    if not running:
+        return None
+    usage, tokens = samples(text, "sglang:token_usage"), samples(text, "sglang:max_total_num_tokens")
+    size = int(max(tokens, default=0.0))
+    return EngineReport(int(sum(running) + sum(waiting)), max(usage, default=-1.0), size, 1 if size else 0)

@@ -44,7 +44,7 @@ def _claim(path: str) -> int:
 class SnapshotFile:
     """The writer's end: makes the file if need be (mode 0644, as readers may be other users), and owns it until `close`.
 
-    Raises SnapshotFileError when another process writes it or the path can't be used.
+    `write` publishes a payload. Raises SnapshotFileError when another process writes it or the path can't be used.
     """
 
     def __init__(self, path: str, payload_max: int) -> None:
@@ -61,19 +61,15 @@ class SnapshotFile:
         except OSError as error:
             os.close(self._fd)
             raise SnapshotFileError(f"can't map the snapshot file {path}: {error.strerror}") from None
-        self._view = memoryview(self._map)
-        self._writer = RecordWriter(self._view, payload_max)
+        self._writer = RecordWriter(memoryview(self._map), payload_max)
+        self.write = self._writer.write
 
     def __repr__(self) -> str:
         return f"<SnapshotFile {self.path} number {self._writer.sequence}>"
 
-    def write(self, payload: bytes) -> bool:
-        """Publish a payload; False if it is too large."""
-        return self._writer.write(payload)
-
     def close(self) -> None:
         """Let go of the file; readers see that nobody writes it any more. It stays, for the next writer."""
-        self._view.release()
+        self._writer.close()
         self._map.close()
         os.close(self._fd)
 

@@ -2,14 +2,14 @@
 
 One writer, any number of readers, who never wait for each other. A fixed head carries a sequence number; two slots
 take turns, so that the writer fills the one that nobody is told to read and then raises the number. Each slot has its
-length, the CRC-32 of its payload and the payload in msgpack. A reader copies the slot of the number that it saw and
-takes the copy only if the number is still the same and the CRC is right: it never sees half a record.
+length, the Adler-32 of its payload and the payload in msgpack. A reader copies the slot of the number that it saw and
+takes the copy only if the number is still the same and the checksum is right: it never sees half a record.
 docs/wire.md describes the layout. Nothing here knows where the buffer comes from, or any engine.
 """
 
 import struct
-import zlib
 from collections.abc import Sequence
+from zlib import adler32
 
 import msgspec
 
@@ -21,7 +21,7 @@ HEAD_BYTES = 64
 _HEAD = struct.Struct("<4sHHIIQ")  # magic, version, head bytes, slot bytes, zero, sequence number
 _SEQUENCE = struct.Struct("<Q")
 _SEQUENCE_AT = 16
-_SLOT = struct.Struct("<II")  # payload length, CRC-32
+_SLOT = struct.Struct("<II")  # payload length, Adler-32
 _TRIES = 16
 
 Buffer = bytearray | memoryview
@@ -60,20 +60,22 @@ class Work(msgspec.Struct, array_like=True, frozen=True):
 class Columns(msgspec.Struct, array_like=True, frozen=True):
     """What does not change from step to step of some requests, one column each.
 
-    `expected` is the number of output tokens foretold, `most` the number that the request may not pass.
+    `expected` is the number of output tokens foretold, `most` the number that the request may not pass; `generated` were
+    out when somebody last joined or left. While the request goes on, `computed` tells how many have come since.
     """
 
     ids: list[str]
     prompt: list[int]
     expected: list[int]
     most: list[int]
+    generated: list[int]
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
     """One state of one engine, as it is when the step has been composed and is about to run.
 
-    `taken_s` is on the machine's monotonic clock. `computed` counts the step's own tokens, `generated` only output
-    that is known; both are in the order of `running`. `past` is the step before, `past_s` how long it took (0: the
+    `taken_s` is on the machine's monotonic clock. `computed` counts the step's own tokens, in the order of `running`.
+    `past` is the step before, `past_s` how long it took (0: the
     engine was idle in between, or this is the first one). `more_waiting` requests with `more_tokens` prompt tokens in
     all stand in the queue behind those listed.
     """
@@ -88,15 +90,13 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     past_s: float
     running: Columns
     computed: list[int]
-    generated: list[int]
     waiting: Columns
-    waiting_generated: list[int]
     more_waiting: int
     more_tokens: int
 
 
 IDLE = Work(0, 0, 0, 0)
-NOBODY = Columns([], [], [], [])
+NOBODY = Columns([], [], [], [], [])
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
@@ -117,16 +117,13 @@ def decode(payload: bytes) -> Record:
         record = _decoder.decode(payload)
     except msgspec.MsgspecError as error:
         raise RecordError(f"the record is malformed: {error}", "torn") from None
-    running, waiting = len(record.running.ids), len(record.waiting.ids)
-    columns = [record.computed, record.generated, *_numbers(record.running)]
-    queue = [record.waiting_generated, *_numbers(record.waiting)]
-    if any(len(column) != running for column in columns) or any(len(column) != waiting for column in queue):
+    for requests in (record.running, record.waiting):
+        columns = (requests.prompt, requests.expected, requests.most, requests.generated)
+        if any(len(column) != len(requests.ids) for column in columns):
+            raise RecordError("the record is malformed: columns of different lengths", "torn")
+    if len(record.computed) != len(record.running.ids):
         raise RecordError("the record is malformed: columns of different lengths", "torn")
     return record
-
-
-def _numbers(columns: Columns) -> tuple[list[int], ...]:
-    return columns.prompt, columns.expected, columns.most
 
 
 def buffer_bytes(payload_max: int) -> int:
@@ -143,24 +140,31 @@ class RecordWriter:
 
     def __init__(self, buffer: Buffer, payload_max: int) -> None:
         magic, version, _, _, _, sequence = _HEAD.unpack_from(buffer)
-        self._buffer = buffer
-        self._slot_bytes = _slot_bytes(payload_max)
+        slot_bytes = _slot_bytes(payload_max)
+        self._slots = tuple(memoryview(buffer)[at : at + slot_bytes] for at in (HEAD_BYTES, HEAD_BYTES + slot_bytes))
+        self._number = memoryview(buffer)[_SEQUENCE_AT : _SEQUENCE_AT + 8].cast("Q")
+        self._room = slot_bytes - _SLOT.size
         self.sequence: int = sequence if (magic, version) == (MAGIC, VERSION) else 0
-        _HEAD.pack_into(buffer, 0, MAGIC, VERSION, HEAD_BYTES, self._slot_bytes, 0, self.sequence)
+        _HEAD.pack_into(buffer, 0, MAGIC, VERSION, HEAD_BYTES, slot_bytes, 0, self.sequence)
 
     def write(self, payload: bytes) -> bool:
-        """Publish a payload; False, and nothing is published, if it is too large."""
+        """Publish a payload; False, and nothing is published, if it is too large.
+
+        Few steps on purpose: an engine's caches are cold here, so each line costs several times what it does in a loop.
+        """
         length = len(payload)
-        if length > self._slot_bytes - _SLOT.size:
+        if length > self._room:
             return False
         sequence = self.sequence + 1
-        at = HEAD_BYTES + (sequence & 1) * self._slot_bytes
-        start = at + _SLOT.size
-        _SLOT.pack_into(self._buffer, at, length, zlib.crc32(payload))
-        self._buffer[start : start + length] = payload
-        _SEQUENCE.pack_into(self._buffer, _SEQUENCE_AT, sequence)
-        self.sequence = sequence
+        self._slots[sequence & 1][: length + 8] = _SLOT.pack(length, adler32(payload)) + payload
+        self._number[0] = self.sequence = sequence
         return True
+
+    def close(self) -> None:
+        """Let go of the buffer."""
+        self._number.release()
+        for slot in self._slots:
+            slot.release()
 
 
 class RecordReader:
@@ -198,6 +202,6 @@ class RecordReader:
                 continue
             start = at + _SLOT.size
             payload = bytes(self._buffer[start : start + length])
-            if self.sequence == sequence and zlib.crc32(payload) == check:
+            if self.sequence == sequence and adler32(payload) == check:
                 return sequence, payload
         raise RecordError("no whole record could be read", "torn")

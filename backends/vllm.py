@@ -1,6 +1,7 @@
 """vLLM's OpenAI server (0.32): /health, /version, and one process that either generates or pools. Shell."""
 
-from backends.base import ControlHttp, Kind, ProbeFailedError
+from backends.base import ControlHttp, EngineReport, Kind, ProbeFailedError
+from backends.metrics_text import labels_of, samples
 from backends.openai import OpenAIAdapter, ok
 
 
@@ -24,6 +25,11 @@ class VllmAdapter(OpenAIAdapter):
         """GET /health."""
         ok(await http.get("/health"), "/health")
 
+    async def report(self, http: ControlHttp) -> EngineReport | None:
+        """From /metrics: about 5 ms of the server's time, so not often. Several engines behind one server are summed."""
+        reply = await http.get("/metrics")
+        return vllm_report(reply.body) if reply.status == 200 else None
+
 
 async def is_vllm(http: ControlHttp) -> bool:
     """Whether /version looks like vLLM's."""
@@ -32,3 +38,14 @@ async def is_vllm(http: ControlHttp) -> bool:
         return reply.status == 200 and isinstance(reply.json().get("version"), str)
     except ProbeFailedError:
         return False
+
+
+def vllm_report(text: bytes) -> EngineReport | None:
+    """The report of vLLM's metrics; None if they are not vLLM's."""
+    running, waiting = samples(text, "vllm:num_requests_running"), samples(text, "vllm:num_requests_waiting")
+    if not running:
+        return None
+    usage = samples(text, "vllm:kv_cache_usage_perc") or samples(text, "vllm:gpu_cache_usage_perc")
+    sizes = [labels_of(text, "vllm:cache_config_info", name) for name in ("num_gpu_blocks", "block_size")]
+    blocks, block_size = (int(size) if size.isdigit() else 0 for size in sizes)
+    return EngineReport(int(sum(running) + sum(waiting)), max(usage, default=-1.0), blocks, block_size)

@@ -88,7 +88,9 @@ class Engine:
     def publish(self) -> None:
         used = sum(-(-one.num_computed_tokens // LIMITS.block_size) for one in self.running)
         scheduled = {one.request_id: 1 for one in self.running}
-        self._recorder.record(time.monotonic(), self.running, self.waiting, scheduled, LIMITS.kv_blocks - used, 0)
+        self._recorder.record(
+            time.monotonic(), self.running, self.waiting, scheduled, len(scheduled), LIMITS.kv_blocks - used, 0
+        )
 
 
 def run_engine(path: str) -> None:

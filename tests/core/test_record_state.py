@@ -14,11 +14,9 @@ def record(running: list[tuple[str, int, int, int, int, int]], free_blocks: int 
     rows = list(zip(*running, strict=True)) if running else [()] * 6
     ids, prompt, expected, most, computed, generated = (list(column) for column in rows)
     fields: dict[str, object] = {
-        "running": Columns(ids, prompt, expected, most),
+        "running": Columns(ids, prompt, expected, most, generated),
         "computed": computed,
-        "generated": generated,
         "waiting": NOBODY,
-        "waiting_generated": [],
         "more_waiting": 0,
         "more_tokens": 0,
     }
@@ -35,6 +33,7 @@ def record(running: list[tuple[str, int, int, int, int, int]], free_blocks: int 
         ("prompt ends in the step: its first token", ("a", 40, 50, 99, 40, 0), Resident("a", 40, 40, 1, 50)),
         ("prompt goes on", ("a", 40, 50, 99, 32, 0), Resident("a", 40, 32, 0, 50)),
         ("preempted before, computed again", ("a", 40, 50, 99, 42, 5), Resident("a", 40, 42, 5, 50)),
+        ("known tokens are some steps old", ("a", 10, 50, 99, 22, 4), Resident("a", 10, 22, 13, 50)),
         ("scheduled ahead: two tokens on their way", ("a", 10, 50, 99, 15, 4), Resident("a", 10, 15, 6, 50)),
         ("longer than expected", ("a", 10, 5, 99, 14, 4), Resident("a", 10, 14, 5, 5 + OVERDUE_TOKENS)),
         ("longer than expected, near its limit", ("a", 10, 5, 7, 14, 4), Resident("a", 10, 14, 5, 7)),
@@ -78,17 +77,16 @@ def test_prompts_begun_that_do_not_all_fit_wait_newest_first() -> None:
 
 
 def test_queue_keeps_its_order_and_what_was_generated_before_a_preemption() -> None:
-    waiting = Columns(["p", "q"], [10, 20], [30, 5], [99, 99])
-    found = sighting(1, record([], waiting=waiting, waiting_generated=[0, 7]))
+    found = sighting(1, record([], waiting=Columns(["p", "q"], [10, 20], [30, 5], [99, 99], [0, 7])))
     assert found.snapshot.waiting == (Resident("p", 10, 0, 0, 30), Resident("q", 20, 0, 7, 7 + OVERDUE_TOKENS))
     assert found.busy
 
 
 def test_requests_that_are_not_listed_count_as_average_ones() -> None:
-    waiting = Columns(["p", "q"], [10, 20], [30, 50], [99, 99])
-    found = sighting(1, record([], waiting=waiting, waiting_generated=[0, 0], more_waiting=3, more_tokens=40))
+    waiting = Columns(["p", "q"], [10, 20], [30, 50], [99, 99], [0, 0])
+    found = sighting(1, record([], waiting=waiting, more_waiting=3, more_tokens=40))
     assert found.snapshot.waiting[2:] == tuple(Resident(f"+{i}", 13, 0, 0, 40) for i in range(3))
-    many = sighting(1, record([], waiting=waiting, waiting_generated=[0, 0], more_waiting=10**9, more_tokens=10**9))
+    many = sighting(1, record([], waiting=waiting, more_waiting=10**9, more_tokens=10**9))
     assert len(many.snapshot.waiting) == 2 + UNLISTED_MAX
 
 

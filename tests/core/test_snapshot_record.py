@@ -37,11 +37,9 @@ def a_record(**changed: object) -> Record:
         "step": Work(0, 1, 70, 0),
         "past": IDLE,
         "past_s": 0.0,
-        "running": Columns(["a"], [60], [40], [100]),
+        "running": Columns(["a"], [60], [40], [100], [11]),
         "computed": [71],
-        "generated": [11],
-        "waiting": Columns(["b", "c"], [5, 6], [7, 8], [9, 10]),
-        "waiting_generated": [0, 2],
+        "waiting": Columns(["b", "c"], [5, 6], [7, 8], [9, 10], [0, 2]),
         "more_waiting": 0,
         "more_tokens": 0,
     }
@@ -67,7 +65,7 @@ def test_parts_encoded_before_are_the_same_bytes() -> None:
         b"\x93\x01\x02\x03",
         encode(a_record())[:-1],
         encode(a_record(computed=[1, 2])),
-        encode(a_record(waiting=NOBODY)),
+        encode(a_record(running=Columns(["a"], [60], [40], [100], []))),
     ],
     ids=["empty", "nil", "too short", "cut", "column too long", "columns of two lengths"],
 )
@@ -203,14 +201,14 @@ def test_recorder_follows_steps() -> None:
     kept = Kept()
     recorder = StepRecorder("e", LIMITS, kept)
     old, new, late = Asked("old", 10, 14, output=[0] * 4), Asked("new", 300, 200), Asked("late", 7)
-    recorder.record(1.0, [], [], {}, 96, 0)
+    recorder.record(1.0, [], [], {}, 0, 96, 0)
     first = decode(kept.payload)
     assert (first.running, first.waiting, first.step, first.past_s, first.limits) == (NOBODY, NOBODY, IDLE, 0.0, LIMITS)
 
-    recorder.record(2.0, [old, new], [late], {"old": 1, "new": 200}, 93, 1)
+    recorder.record(2.0, [old, new], [late], {"old": 1, "new": 200}, 201, 93, 1)
     second = decode(kept.payload)
-    assert second.running == Columns(["old", "new"], [10, 300], [50, 50], [100, 100])
-    assert (second.computed, second.generated) == ([14, 200], [4, 0])
+    assert second.running == Columns(["old", "new"], [10, 300], [50, 50], [100, 100], [4, 0])
+    assert second.computed == [14, 200]
     assert second.waiting.ids == ["late"]
     # `old` decodes and reads 13 tokens; `new` computes 200 of its prompt, at 100 of context on average
     assert second.step == Work(200, 1, 13, 20_000)
@@ -218,11 +216,12 @@ def test_recorder_follows_steps() -> None:
 
     old.num_computed_tokens, old.output = 15, [0] * 5
     new.num_computed_tokens = 300
-    recorder.record(2.25, [old, new], [late], {"old": 1, "new": 100}, 93, 1)
+    recorder.record(2.25, [old, new], [late], {"old": 1, "new": 100}, 101, 93, 1)
     third = decode(kept.payload)
     assert (third.past, third.past_s) == (second.step, 0.25)
     assert third.step == Work(100, 1, 14, 25_000)
-    assert (third.computed, third.generated) == ([15, 300], [5, 0])
+    assert third.computed == [15, 300]
+    assert third.running.generated == [4, 0]  # as when somebody last joined: `computed` tells the rest
 
 
 def test_recorder_notices_who_joins_and_leaves() -> None:
@@ -231,7 +230,7 @@ def test_recorder_notices_who_joins_and_leaves() -> None:
     one, two, three = Asked("one", 10, 11), Asked("two", 10, 11), Asked("three", 10)
     seen = []
     for running, waiting in [([one], [two]), ([one, two], []), ([one, two], [three]), ([two], [three]), ([two, three], [])]:
-        recorder.record(1.0, running, waiting, {}, 9, 0)
+        recorder.record(1.0, running, waiting, {}, 0, 9, 0)
         record = decode(kept.payload)
         seen.append((record.running.ids, record.waiting.ids))
     assert seen == [
@@ -246,7 +245,7 @@ def test_recorder_notices_who_joins_and_leaves() -> None:
 def test_decode_step_of_all_needs_no_look_at_each() -> None:
     kept = Kept()
     running = [Asked(str(i), 10, 15 + i, output=[0] * 5) for i in range(3)]
-    StepRecorder("e", LIMITS, kept).record(1.0, running, [], {"0": 1, "1": 1, "2": 1}, 9, 0)
+    StepRecorder("e", LIMITS, kept).record(1.0, running, [], {"0": 1, "1": 1, "2": 1}, 3, 9, 0)
     assert decode(kept.payload).step == Work(0, 3, 14 + 15 + 16, 0)
 
 
@@ -254,7 +253,7 @@ def test_record_stays_within_its_room_however_long_ids_and_queue_are() -> None:
     kept = Kept()
     running = [Asked("r" * 10_000, 2**31, 2**31, 2**31, 2**31) for _ in range(16)]
     waiting = [Asked("w" * 10_000, 100 + i) for i in range(WAITING_LISTED_MAX + 300)]
-    StepRecorder("e", LIMITS, kept).record(1.0, running, waiting, {}, 9, 0)
+    StepRecorder("e", LIMITS, kept).record(1.0, running, waiting, {}, 0, 9, 0)
     record = decode(kept.payload)
     assert len(kept.payload) <= payload_max(16)
     assert record.running.ids == ["r" * ID_CHARACTERS_MAX] * 16
@@ -267,7 +266,7 @@ def test_record_without_room_is_counted() -> None:
     kept = Kept()
     kept.room = False
     recorder = StepRecorder("e", LIMITS, kept)
-    recorder.record(1.0, [], [], {}, 9, 0)
+    recorder.record(1.0, [], [], {}, 0, 9, 0)
     assert recorder.dropped == 1
 
 

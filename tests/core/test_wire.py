@@ -154,10 +154,8 @@ def test_snapshot_fits_its_schema() -> None:
 
 
 def test_record_fits_its_schema() -> None:
-    columns = Columns(["a", "b"], [1, 2], [3, 4], [5, 6])
-    record = Record(
-        "e", Limits(96, 128, 16, 512, 2048), 1.5, 90, 0, Work(0, 2, 9, 0), IDLE, 0.0, columns, [2, 3], [1, 1], NOBODY, [], 0, 0
-    )
+    columns = Columns(["a", "b"], [1, 2], [3, 4], [5, 6], [1, 1])
+    record = Record("e", Limits(96, 128, 16, 512, 2048), 1.5, 90, 0, Work(0, 2, 9, 0), IDLE, 0.0, columns, [2, 3], NOBODY, 0, 0)
 
     def plain(value: object) -> object:
         if hasattr(value, "__struct_fields__"):

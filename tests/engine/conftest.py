@@ -24,6 +24,7 @@ from tests.engine.engine_run import (
     Gateway,
     Portal,
     Servers,
+    SidecarProcess,
     start_all,
     stop_all,
 )
@@ -67,8 +68,8 @@ def engines(folder: Path) -> Iterator[Engines]:
 def servers(engines: Engines) -> Iterator[Servers]:
     """Started at once: three take little longer than one, since much of a start is waiting."""
     made = Servers(
-        engines.server("smol-a", "smollm2", "smollm2", GENERATE_ARGS, GENERATE_ENV),
-        engines.server("smol-b", "smollm2", "smollm2", GENERATE_ARGS, GENERATE_ENV),
+        engines.publishing("smol-a", GENERATE_ARGS, GENERATE_ENV),
+        engines.publishing("smol-b", GENERATE_ARGS, GENERATE_ENV),
         engines.server("embed", "tiny", "tiny-embed", POOLING_ARGS),
     )
     every = [*made.generating, made.embed]
@@ -77,6 +78,19 @@ def servers(engines: Engines) -> Iterator[Servers]:
         yield made
     finally:
         stop_all(engines.portal, every)
+
+
+@pytest.fixture(scope="session")
+def sidecars(folder: Path, engines: Engines, servers: Servers) -> Iterator[tuple[SidecarProcess, SidecarProcess]]:
+    """One beside each of the generating servers."""
+    one, two = (SidecarProcess(folder, server.name, engines.state_path(server.name)) for server in servers.generating)
+    try:
+        one.start()
+        two.start()
+        yield one, two
+    finally:
+        one.kill()
+        two.kill()
 
 
 @contextmanager

@@ -47,10 +47,12 @@ class Answer:
         return [event for event in self.body.split(b"\n\n") if event.strip()]
 
 
-def _connect(target: Target, method: str, path: str, body: Json | None, timeout_s: float) -> http.client.HTTPConnection:
+def _connect(
+    target: Target, method: str, path: str, body: Json | None, timeout_s: float, more: dict[str, str] | None = None
+) -> http.client.HTTPConnection:
     where = urlsplit(target.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **(more or {})}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
     connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -80,9 +82,11 @@ def read_answer(response: http.client.HTTPResponse, on_piece: Callable[[], None]
 
 
 @contextmanager
-def half_done(target: Target, path: str, body: Json) -> Iterator[http.client.HTTPConnection]:
+def half_done(
+    target: Target, path: str, body: Json, headers: dict[str, str] | None = None
+) -> Iterator[http.client.HTTPConnection]:
     """A request that is sent but not answered yet; leaving the block closes its socket, as a vanished client does."""
-    connection = _connect(target, "POST", path, body, STREAM_TIMEOUT_S)
+    connection = _connect(target, "POST", path, body, STREAM_TIMEOUT_S, headers)
     try:
         yield connection
     finally:

@@ -22,6 +22,7 @@ from tests.engine.engine_http import Target, ask, counter, wait_until
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 300.0
+SCHEDULER = "backends.vllm_scheduler.SnapshotScheduler"
 # Measured for these tests on top of the launcher's own: tools need a parser to be named, stored responses a store.
 GENERATE_ARGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 GENERATE_ENV = (("VLLM_ENABLE_RESPONSES_API_STORE", "1"),)
@@ -62,6 +63,7 @@ class Server:
     def __init__(self, portal: Portal, name: str, launch: VllmLaunch, log_path: Path) -> None:
         self.name = name
         self.url = launch.url
+        self.log_path = log_path
         self._portal = portal
         self._vllm = LocalVllm(launch, log_path, os.environ)
 
@@ -106,6 +108,15 @@ class Engines:
     portal: Portal
     folder: Path
 
+    def state_path(self, name: str) -> Path:
+        """Where a server of that name publishes its scheduler's state, if it does."""
+        return self.folder / f"{name}.state"
+
+    def publishing(self, name: str, args: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = ()) -> Server:
+        """A server of the instruct model whose scheduler publishes its state each step."""
+        own = (("PYTHONPATH", str(ROOT)), ("LEEWAY_SNAPSHOT", str(self.state_path(name))))
+        return self.server(name, "smollm2", "smollm2", (*args, "--scheduler-cls", SCHEDULER), (*env, *own))
+
     def server(
         self,
         name: str,
@@ -137,6 +148,37 @@ def stop_all(portal: Portal, servers: list[Server]) -> None:
         await asyncio.gather(*(server.down() for server in servers))
 
     portal.run(each())
+
+
+class SidecarProcess:
+    """`gateway sidecar` beside a server that publishes its state."""
+
+    def __init__(self, folder: Path, name: str, state_path: Path) -> None:
+        self.target = Target(f"http://127.0.0.1:{free_port()}")
+        self._command = (sys.executable, "-m", "gateway", "sidecar", "--state", str(state_path))
+        self._log_path = folder / f"{name}-sidecar.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it sees the engine."""
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                (*self._command, "--port", self.target.url.rsplit(":", 1)[1]), cwd=ROOT, stdout=log, stderr=log
+            )
+        wait_until(lambda: self.health() == 200, 20.0, "the sidecar sees its engine")
+
+    def health(self) -> int:
+        """The status of /healthz; 0 when nobody listens."""
+        try:
+            return ask(self.target, "GET", "/healthz").status
+        except OSError:
+            return 0
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
 
 class Gateway:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.engine.engine_http import Answer, Json, Stream, Target, ask, wait_until
-from tests.engine.engine_run import Engines, Gateway, Server, Servers, start_all, stop_all
+from tests.engine.engine_run import Engines, Gateway, Server, Servers, SidecarProcess, start_all, stop_all
 
 PATH = "/v1/completions"
 SHORT: Json = {"model": "smollm2", "max_tokens": 1, "prompt": "Hello"}
@@ -65,13 +65,16 @@ def assert_lost(answer: Answer) -> None:
     assert answer.json()["error"]
 
 
-def test_killed_server_costs_only_its_own_requests_and_comes_back(through: Target, servers: Servers, engines: Engines) -> None:
+def test_killed_server_costs_only_its_own_requests_and_comes_back(
+    through: Target, servers: Servers, engines: Engines, sidecars: tuple[SidecarProcess, SidecarProcess]
+) -> None:
     victim, other = servers.smol_b, servers.smol_a
     streams = begin(through, STREAMS, TOKENS_UNTIL_KILLED)
     body = {**LONG, "max_tokens": TOKENS_UNTIL_KILLED, "stream": False}
     plain = [Stream(through, PATH, body) for _ in range(4)]
     wait_until(lambda: victim.running_requests() + other.running_requests() == STREAMS + 4, 10.0, "all of them run")
     victim.kill()
+    wait_until(lambda: sidecars[1].health() == 503, 2.0, "its sidecar knows that it is gone")
     # The very next requests are served, although nobody has told the gateway yet.
     assert [routed_to(through, other.name) for _ in range(4)] == [True] * 4
     answers = [stream.result() for stream in streams]
@@ -87,6 +90,7 @@ def test_killed_server_costs_only_its_own_requests_and_comes_back(through: Targe
         else:
             assert answer.status == 200
     start_all(engines.portal, [victim])
+    wait_until(lambda: sidecars[1].health() == 200, 2.0, "the sidecar sees the new one")
     # One probe period of 1 s, the probe itself, and requests until one is placed there (every second one, on average).
     wait_until(lambda: routed_to(through, victim.name), 2.0, "the server is used again")
 

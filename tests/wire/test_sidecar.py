@@ -76,7 +76,7 @@ class Bench:
     def publish(self, running: list[InEngine], waiting: list[InEngine]) -> None:
         free_blocks = LIMITS.kv_blocks - sum(-(-one.num_computed_tokens // LIMITS.block_size) for one in running)
         scheduled = {one.request_id: 1 for one in running}
-        self.recorder.record(self.clock.now_s, running, waiting, scheduled, free_blocks, 0)
+        self.recorder.record(self.clock.now_s, running, waiting, scheduled, len(scheduled), free_blocks, 0)
 
     def end(self) -> None:
         assert self.file is not None
