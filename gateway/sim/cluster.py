@@ -6,77 +6,25 @@ delays of the scenario. Ties are broken by a counter. Pure: one run is a functio
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from collections.abc import Sequence as Row
 from random import Random
 from typing import Any
 
 from gateway.desk import Action, Desk, EngineView
 from gateway.jobs import Dispatch, Job, Probe
+from gateway.sim.decoders import Sequence
+from gateway.sim.migration import MovableEngine, Move, plan_move
+from gateway.sim.outcome import Outcome, Sent, Track
 from gateway.sim.probing import Sidecars
 from gateway.sim.scenario import MODEL, FailureSpec, PolicySpec, Scenario
 from gateway.sim.stalls import Clock
 from gateway.sim.truth import Engine, StepSight, make_engine
 from gateway.sim.workload import SimRequest
 from gateway.views import View
-from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request, Timeline
+from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request
 
 PROBES_REMEMBERED = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One dispatch: when it was decided, to which replica."""
-
-    at_s: float
-    request_id: str
-    replica: int
-    hit_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one run left behind. `preemptions_probed` is the sum that the published figure counted: the counters of the
-    replicas probed for one request, mean of the last 200 requests."""
-
-    label: str
-    seed: int
-    rate_per_s: float
-    timelines: tuple[Timeline, ...]
-    sent: tuple[Sent, ...]
-    preemptions: int
-    preemptions_probed: float
-    lost: int
-    prompt_tokens: int
-    hit_tokens: int
-
-
-class _Track:
-    """One request on its way."""
-
-    __slots__ = ("desk", "dispatched_s", "finished_s", "first_token_s", "job", "preemptions", "request", "sent")
-
-    def __init__(self, request: SimRequest, job: Job, desk: Desk) -> None:
-        self.request = request
-        self.job = job
-        self.desk = desk
-        self.sent: Sent | None = None
-        self.dispatched_s: float | None = None
-        self.first_token_s: float | None = None
-        self.finished_s: float | None = None
-        self.preemptions = 0
-
-    def timeline(self) -> Timeline:
-        tokens = self.request.output_tokens if self.finished_s is not None else 0
-        return Timeline(
-            self.request.id,
-            self.request.arrival_s,
-            self.dispatched_s,
-            self.first_token_s,
-            self.finished_s,
-            tokens,
-            self.preemptions,
-        )
 
 
 class Cluster:
@@ -86,7 +34,7 @@ class Cluster:
         self,
         scenario: Scenario,
         policy: PolicySpec,
-        requests: Sequence[SimRequest],
+        requests: Row[SimRequest],
         seed: int,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -100,13 +48,14 @@ class Cluster:
         self._report = progress
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._pushed = 0
-        self._tracks: dict[str, _Track] = {}
-        self._done: list[_Track] = []
+        self._tracks: dict[str, Track] = {}
+        self._done: list[Track] = []
         self._sent: list[Sent] = []
         self._over = 0
         self._lost = 0
         self._lives = 0
         self._preemptions_gone = 0
+        self.migrations = 0
         self._probed: deque[int] = deque(maxlen=PROBES_REMEMBERED)
         self._due_s: dict[int, float] = {}
         self._kinds = [kind for kind in scenario.replicas for _ in range(kind.count)]
@@ -116,6 +65,7 @@ class Cluster:
         for i in range(len(self._kinds)):
             self.engines.append(self._engine(i))
             self._up.append(True)
+        self._movers = [engine for engine in self.engines if isinstance(engine, MovableEngine)]
         self.sidecars = Sidecars(scenario, policy, self.engines, self.clock, Random(f"probes {seed}"))
         self._views: list[dict[str, View]] = []
         self.desks = [self._desk(g) for g in range(scenario.view.gateways)]
@@ -124,7 +74,9 @@ class Cluster:
 
     def _engine(self, index: int) -> Engine:
         rng = Random(f"engine {self._seed} {index} {self._lives}")
-        return make_engine(self._kinds[index], self._scenario.truth, self.clock, rng, prefixes=self._prefixes)
+        movable = self._scenario.migration is not None
+        truth = self._scenario.truth
+        return make_engine(self._kinds[index], truth, self.clock, rng, prefixes=self._prefixes, movable=movable)
 
     def _desk(self, gateway: int) -> Desk:
         desk = Desk(self._policy.rule, Random(f"gateway {self._seed} {gateway}"), own_dispatches=self._policy.own_dispatches)
@@ -157,6 +109,8 @@ class Cluster:
         if self.sidecars.period_s:
             for i in range(len(self.engines)):
                 self._at(self.sidecars.offset_s(i), self._publishes, i)
+        if self._movers:
+            self._at(0.0, self._migrates, None)
         if self._scenario.view.report_s:
             self._at(self._scenario.view.report_s, self._reports, None)
         heap, clock, total = self._heap, self.clock, len(self._requests)
@@ -186,11 +140,11 @@ class Cluster:
             request.session,
             self._kinds[0].limits.block_size,
         )
-        self._tracks[request.id] = _Track(request, job, desk)
+        self._tracks[request.id] = Track(request, job, desk)
         self.sidecars.expects(job)
         self._carry_out(desk, desk.arrived(job, self.clock.now_s))
 
-    def _carry_out(self, desk: Desk, actions: Sequence[Action]) -> None:
+    def _carry_out(self, desk: Desk, actions: Row[Action]) -> None:
         """What the desk asked for, in order; then see when it wants to be called."""
         for action in actions:
             if isinstance(action, Dispatch):
@@ -229,7 +183,7 @@ class Cluster:
         else:
             self._reaches(track)
 
-    def _reaches(self, track: _Track) -> None:
+    def _reaches(self, track: Track) -> None:
         """The request is at its engine; one that is down refuses it, so it is placed anew."""
         assert track.sent is not None
         index, request, now_s = track.sent.replica, track.request, self.clock.now_s
@@ -283,7 +237,7 @@ class Cluster:
         if self._report is not None and not self._over % 100:
             self._report(self._over / len(self._requests))
 
-    def _hears(self, events: Sequence[Event]) -> None:
+    def _hears(self, events: Row[Event]) -> None:
         """The gateway learns of first tokens and ends."""
         now_s = self.clock.now_s
         for event in events:
@@ -295,8 +249,39 @@ class Cluster:
                 self._ends(track)
                 self._carry_out(track.desk, track.desk.finished(event.request_id, track.request.output_tokens, now_s))
 
-    def _ends(self, track: _Track) -> None:
+    def _ends(self, track: Track) -> None:
         self.sidecars.forgets(track.request.id)
+
+    # ---- migration ----
+
+    def _migrates(self, _: None) -> None:
+        """Begin to copy one request's KV, if that is worth it; then think again."""
+        spec, now_s = self._scenario.migration, self.clock.now_s
+        assert spec is not None
+        move = plan_move(self._movers, spec)
+        if move is not None:
+            for index in (move.source, move.target):
+                self._movers[index].slow(1.0 + spec.slowdown, now_s)
+                self._await(index)
+            self._at(now_s + move.copied_s, self._copied, move)
+        self._at(now_s + max(spec.every_s, move.copied_s if move is not None else 0.0), self._migrates, None)
+
+    def _copied(self, move: Move) -> None:
+        """The copy is complete: the request changes its engine at the next step's end."""
+        now_s = self.clock.now_s
+        given = self._movers[move.source].give(move.request_id, now_s)
+        for index in (move.source, move.target):
+            self._movers[index].slow(1.0, now_s)
+            self._await(index)
+        if given is not None:
+            seq, at_s = given
+            self.migrations += 1
+            self._at(at_s, self._moved, (seq, move.target))
+
+    def _moved(self, what: tuple[Sequence, int]) -> None:
+        seq, index = what
+        self._movers[index].take(seq, self.clock.now_s)
+        self._await(index)
 
     # ---- failures ----
 

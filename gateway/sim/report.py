@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from gateway.sim.cluster import Outcome, Sent
+from gateway.sim.outcome import Outcome, Sent
 from gateway.sim.scenario import SloSpec
 from gateway.sim.stats import jain, mean, quantile
 from predictor.request import Timeline

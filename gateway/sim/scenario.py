@@ -111,6 +111,13 @@ class MigrationSpec:
     gap_blocks: float = 10.0
     slowdown: float = 0.2
 
+    def __post_init__(self) -> None:
+        for key in ("every_s", "kv_token_bytes", "link_bytes_per_s"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key}: must be above 0")
+        if self.slowdown < 0:
+            raise ValueError("slowdown: must not be negative")
+
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
@@ -219,6 +226,8 @@ class Scenario:
         for failure in self.failures:
             if not 0 <= failure.replica < count:
                 raise ValueError(f"failures: there is no replica {failure.replica} among {count}")
+        if self.migration is not None and (self.failures or count < 2 or self.workload.format in ("mooncake", "bailian")):
+            raise ValueError("migration: needs two replicas, and goes neither with failures nor with prefixes")
 
     def at_rate(self, rate_per_s: float) -> "Scenario":
         """The same at another rate."""

@@ -10,6 +10,7 @@ from random import Random
 from typing import Protocol
 
 from gateway.sim.engine import JumpEngine
+from gateway.sim.migration import MovableEngine
 from gateway.sim.scenario import ReplicaSpec, TruthSpec
 from gateway.sim.stalls import NEVER, Clock, Stalls
 from predictor.instance import Instance
@@ -154,11 +155,17 @@ def metrics_of(snapshot: Snapshot, age_s: float = 0.0) -> ProbeReply:
     )
 
 
-def make_engine(spec: ReplicaSpec, truth: TruthSpec, clock: Clock, rng: Random, *, prefixes: bool) -> Engine:
-    """One engine of this kind as it really is; `rng` is its own."""
+def make_engine(
+    spec: ReplicaSpec, truth: TruthSpec, clock: Clock, rng: Random, *, prefixes: bool, movable: bool = False
+) -> Engine:
+    """One engine of this kind as it really is; `rng` is its own. Raises ValueError where what is asked for does not go
+    together: requests with prefixes cannot be moved."""
     factor = spec.slower * rng.uniform(1.0 - truth.step_spread, 1.0 + truth.step_spread)
     profile = spec.profile.scaled(factor)
     stalls = Stalls(truth.stall_share, truth.stall_s, rng) if truth.stall_share > 0 else None
-    if prefixes or spec.limits.order != "vllm":
+    stepped = prefixes or spec.limits.order != "vllm"
+    if movable and stepped:
+        raise ValueError("migration is modelled for vLLM's order without prefixes only")
+    if stepped:
         return SteppedEngine(Instance(profile, spec.limits), stalls)
-    return JumpEngine(profile, spec.limits, clock, stalls)
+    return (MovableEngine if movable else JumpEngine)(profile, spec.limits, clock, stalls)

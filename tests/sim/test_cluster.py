@@ -9,13 +9,16 @@ import pytest
 
 from gateway.jobs import Job
 from gateway.sim.capacity import capacity
-from gateway.sim.cluster import Cluster, Outcome, Sent
+from gateway.sim.cluster import Cluster
+from gateway.sim.migration import MovableEngine
+from gateway.sim.outcome import Outcome, Sent
 from gateway.sim.probing import Sidecars
 from gateway.sim.report import figures, longest_run, within
 from gateway.sim.runner import Key, keys, requests_of, run_all, run_one
 from gateway.sim.scenario import (
     CapacitySpec,
     FailureSpec,
+    MigrationSpec,
     PolicySpec,
     ReplicaSpec,
     Scenario,
@@ -23,6 +26,7 @@ from gateway.sim.scenario import (
     TruthSpec,
     ViewSpec,
 )
+from gateway.sim.stalls import Clock
 from gateway.sim.workload import WorkloadSpec
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import LengthEstimate, Request, Timeline
@@ -132,6 +136,42 @@ def test_prefixes_are_followed_by_the_truth(scenario: Scenario, tmp_path: Path) 
     assert found.hit_share > 0.3
     blind = replace(warm, workload=replace(work, unrecognised=1.0))
     assert run_one(blind, Key("ours", 3.0, 0)).figures.hit_share == 0.0
+
+
+def test_migration_moves_requests_and_loses_none(scenario: Scenario) -> None:
+    spec = MigrationSpec(every_s=0.2, kv_token_bytes=131072.0, link_bytes_per_s=1e9, gap_blocks=1.0)
+    uneven = PolicySpec("random", "random")
+    scenario = scenario.at_rate(22.0)
+    cluster = Cluster(replace(scenario, migration=spec), uneven, requests_of(scenario, 0), 0)
+    outcome = cluster.run()
+    assert cluster.migrations > 10
+    assert all(line.finished_s is not None for line in outcome.timelines)
+    assert all((engine.running, engine.waiting) == (0, 0) for engine in cluster.engines)
+    assert all(engine.free_blocks == LIMITS.kv_blocks for engine in cluster.engines)
+    still = figures(ran(scenario, uneven), SloSpec(), [1] * 250, 3)
+    moved = figures(outcome, SloSpec(), [1] * 250, 3)
+    assert moved.ttft_mean_s < 0.8 * still.ttft_mean_s
+
+
+def test_a_moved_request_goes_on_where_it_was() -> None:
+    clock = Clock()
+    flat = StepProfile(0.01, 0.0, 0.0, 0.0)
+    one, two = MovableEngine(flat, LIMITS, clock), MovableEngine(flat, LIMITS, clock)
+    one.submit(Request("a", 100, 200, 0.0), 0.0)
+    clock.now_s = one.step_ends_at_s or -1.0
+    one.finish_step(clock.now_s)
+    clock.now_s = 0.515
+    assert one.give("unknown", clock.now_s) is None
+    given = one.give("a", clock.now_s)
+    assert given is not None
+    seq, at_s = given
+    assert (seq.spent, seq.computed, at_s) == (52, 151, pytest.approx(0.52))
+    clock.now_s = one.step_ends_at_s or -1.0
+    one.finish_step(clock.now_s)
+    assert (one.running, one.free_blocks) == (0, LIMITS.kv_blocks)
+    two.take(seq, clock.now_s)
+    assert (two.running, two.free_blocks) == (1, LIMITS.kv_blocks - LIMITS.blocks_for(152))
+    assert two.step_ends_at_s == pytest.approx(0.52 + 148 * 0.01)
 
 
 class Eye:
