@@ -7,17 +7,29 @@ runs there is measured with it. Answers are bounded by what was asked for; every
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 import orjson
 
 from predictor.calibrate import Step
-from predictor.measuring import REPEATS, STREAM_TOKENS, PromptAsk, Prompted, Streamed, StreamsAsk, plan, reduce, stream_step
+from predictor.measuring import (
+    REPEATS,
+    STREAM_TOKENS,
+    PromptAsk,
+    Prompted,
+    Streamed,
+    StreamsAsk,
+    plan,
+    reduce,
+    stream_step,
+    suspects,
+)
 from predictor.profile import EngineLimits, StepProfile
 
 ASK_LIMIT_S = 120.0
+ROUNDS_AGAIN = 3  # of asking what was disturbed
 CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 RUNNING = re.compile(r"^(?:vllm|sglang):num_(?:requests_running|running_reqs)\{.*\} ([0-9.e+]+)", re.MULTILINE)
 KV_TOKENS = re.compile(r"^sglang:max_total_num_tokens\{.*\} ([0-9.e+]+)", re.MULTILINE)
@@ -61,35 +73,49 @@ class Meter:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._rng = random.Random(seed)
         self._model = ""
+        self._prompts: list[Prompted] = []
+        self._steps: dict[StreamsAsk, Step] = {}
+        self._tell: Callable[[str], None] = lambda line: None
 
     async def measure(self, wanted: Wanted, tell: Callable[[str], None]) -> Measured:
         """Everything, within about `budget_s`. `tell` gets a line now and then. Raises MeasureError."""
         self._model, max_model_len = await self._served()
         limits, busy = await self._limits(wanted, max_model_len)
-        prompts: list[Prompted] = []
-        steps: list[Step] = []
-        clock = asyncio.get_running_loop().time
-        await self._prompt(PromptAsk(8))  # what is made at the first request does not count
-        begin_s = last_s = clock()
-        for ask in plan(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens):
-            spent_s, took_s = clock() - begin_s, clock() - last_s
-            enough = len(prompts) >= 3 * REPEATS and len(steps) >= 3
-            if enough and spent_s + 2 * took_s > wanted.budget_s:
-                break
-            last_s = clock()
-            if isinstance(ask, PromptAsk):
-                prompts += [await self._prompt(ask) for _ in range(REPEATS)]
-                tell(f"prompt of {ask.prompt_tokens} tokens: {min(p.ttft_s for p in prompts[-REPEATS:]) * 1e3:.1f} ms")
-            else:
-                step = await self._streams(ask)
-                if step is not None:
-                    steps.append(step)
-                    tell(f"{ask.streams} streams, {ask.prompt_tokens} tokens before each: {step.step_s * 1e3:.2f} ms a token")
+        self._prompts, self._steps, self._tell = [], {}, tell
+        await self._ask(PromptAsk(8))
+        self._prompts.clear()  # what is made at the first request does not count
+        await self._carry_out(plan(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens), wanted.budget_s)
+        for _ in range(ROUNDS_AGAIN):
+            await self._carry_out(suspects(self._prompts, self._steps), wanted.budget_s / 4)
         try:
-            profile, error, overhead_s, used = reduce(prompts, steps)
+            profile, error, overhead_s, used = reduce(self._prompts, list(self._steps.values()))
         except ValueError as problem:
             raise MeasureError(str(problem)) from problem
         return Measured(self._model, profile, limits, error, overhead_s, used, busy)
+
+    async def _carry_out(self, asks: Sequence[PromptAsk | StreamsAsk], budget_s: float) -> None:
+        """One after the other, until the time is up and enough is known."""
+        clock = asyncio.get_running_loop().time
+        begin_s = last_s = clock()
+        for ask in asks:
+            now_s = clock()
+            enough = len(self._prompts) >= 3 * REPEATS and len(self._steps) >= 3
+            if enough and now_s - begin_s + 2 * (now_s - last_s) > budget_s:
+                return
+            last_s = now_s
+            await self._ask(ask)
+
+    async def _ask(self, ask: PromptAsk | StreamsAsk) -> None:
+        if isinstance(ask, PromptAsk):
+            seen = [await self._prompt(ask) for _ in range(REPEATS)]
+            self._prompts += seen
+            self._tell(f"prompt of {ask.prompt_tokens} tokens: {min(p.ttft_s for p in seen) * 1e3:.1f} ms")
+            return
+        step = stream_step(await asyncio.gather(*(self._stream(ask.prompt_tokens) for _ in range(ask.streams))))
+        if step is not None:
+            if ask not in self._steps or step.step_s < self._steps[ask].step_s:
+                self._steps[ask] = step
+            self._tell(f"{ask.streams} streams, {ask.prompt_tokens} tokens before each: {step.step_s * 1e3:.2f} ms a token")
 
     async def _served(self) -> tuple[str, int]:
         text = await self._get("/v1/models")
@@ -117,9 +143,6 @@ class Meter:
         async for _ in self._tokens(ask.prompt_tokens, 1):
             return Prompted(ask.prompt_tokens, clock() - begin_s)
         raise MeasureError("an answer had no token")
-
-    async def _streams(self, ask: StreamsAsk) -> Step | None:
-        return stream_step(await asyncio.gather(*(self._stream(ask.prompt_tokens) for _ in range(ask.streams))))
 
     async def _stream(self, prompt_tokens: int) -> Streamed:
         clock = asyncio.get_running_loop().time

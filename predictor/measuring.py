@@ -5,7 +5,7 @@ D decoders. The overhead (server and network before a first token) is what the s
 one decoder, since below the knee both take the same. Everything is asked smallest first, as far as the time allows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,6 +16,7 @@ PROMPTS = (8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 STREAMS = ((1, 32), (4, 32), (1, 1024), (16, 32), (4, 1024), (8, 1024), (32, 32), (16, 1024), (64, 32), (32, 1024))
 STREAM_TOKENS = 48
 REPEATS = 3
+CALM = 1.1  # how much longer less work may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,35 @@ def stream_step(streams: Sequence[Streamed]) -> Step | None:
     return Step(0, len(streams), sum(contexts), 0.0, step_s) if step_s > 0 else None
 
 
+def suspects(prompts: Sequence[Prompted], streams: Mapping[StreamsAsk, Step]) -> list[PromptAsk | StreamsAsk]:
+    """What to ask again: whatever took longer than something with more work, since it was disturbed."""
+    fastest = _fastest(prompts)
+    found: list[PromptAsk | StreamsAsk] = [
+        PromptAsk(tokens)
+        for tokens, ttft_s in fastest.items()
+        if any(more > tokens and other_s * CALM < ttft_s for more, other_s in fastest.items())
+    ]
+    for ask, step in streams.items():
+        for other, other_step in streams.items():
+            more = other.streams >= ask.streams and other.prompt_tokens >= ask.prompt_tokens
+            if more and other_step.step_s * CALM < step.step_s:
+                found.append(ask)
+                break
+    return found
+
+
+def _fastest(prompts: Sequence[Prompted]) -> dict[int, float]:
+    """Of repeated prompts the fastest counts: whatever disturbs, delays."""
+    fastest: dict[int, float] = {}
+    for prompt in sorted(prompts, key=lambda prompt: prompt.prompt_tokens):
+        fastest[prompt.prompt_tokens] = min(prompt.ttft_s, fastest.get(prompt.prompt_tokens, prompt.ttft_s))
+    return fastest
+
+
 def overhead_s(prompts: Sequence[Prompted], decode_steps: Sequence[Step]) -> float:
     """What passes before a first token besides the step itself."""
-    smallest = min(prompt.prompt_tokens for prompt in prompts)
-    ttft_s = min(prompt.ttft_s for prompt in prompts if prompt.prompt_tokens == smallest)
+    fastest = _fastest(prompts)
+    ttft_s = fastest[min(fastest)]
     alone = min(decode_steps, key=lambda step: (step.decode_seqs, step.kv_tokens))
     return max(0.0, ttft_s - alone.step_s)
 
@@ -90,17 +116,14 @@ def overhead_s(prompts: Sequence[Prompted], decode_steps: Sequence[Step]) -> flo
 def reduce(prompts: Sequence[Prompted], decode_steps: Sequence[Step]) -> tuple[StepProfile, float, float, tuple[Step, ...]]:
     """The fitted profile, its mean relative error, the overhead, and the steps it was fitted to.
 
-    Of repeated prompts the fastest counts: whatever disturbs, delays. Raises ValueError if either kind is missing.
+    Raises ValueError if either kind is missing.
     """
     if not prompts or not decode_steps:
         raise ValueError("prompts and streams must both have been measured")
     before_s = overhead_s(prompts, decode_steps)
-    fastest: dict[int, float] = {}
-    for prompt in prompts:
-        fastest[prompt.prompt_tokens] = min(prompt.ttft_s, fastest.get(prompt.prompt_tokens, prompt.ttft_s))
     prompt_steps = [
         Step(tokens, 0, 0.0, tokens * tokens / 2, ttft_s - before_s)
-        for tokens, ttft_s in sorted(fastest.items())
+        for tokens, ttft_s in _fastest(prompts).items()
         if ttft_s > before_s
     ]
     steps = (*prompt_steps, *decode_steps)

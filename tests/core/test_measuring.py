@@ -3,8 +3,9 @@
 import pytest
 
 from gateway.profile_fit import Choice, choices, steps_of, table_lines
+from predictor.calibrate import Step
 from predictor.catalog import ProfileError, parse
-from predictor.measuring import PromptAsk, Prompted, Streamed, StreamsAsk, overhead_s, plan, reduce, stream_step
+from predictor.measuring import PromptAsk, Prompted, Streamed, StreamsAsk, overhead_s, plan, reduce, stream_step, suspects
 from predictor.profile import StepProfile
 
 TRUTH = StepProfile(6.6e-3, 18e-6, 6e-6, 41e-9, pair_s=900e-12, knee_tokens=160, form="h")
@@ -72,6 +73,14 @@ def test_a_profile_comes_out_of_the_answers() -> None:
     assert len(used) == 8 + 6
     for shape in ((0, 8, 8000, 0.0), (300, 8, 8000, 300 * 150), (2000, 0, 0, 2e6)):
         assert profile.step_s(*shape) == pytest.approx(TRUTH.step_s(*shape), rel=0.03)
+
+
+def test_what_took_longer_than_more_work_is_asked_again() -> None:
+    prompts = [Prompted(8, 0.02), Prompted(64, 0.35), Prompted(64, 0.34), Prompted(128, 0.18), Prompted(256, 0.17)]
+    few, many, deep = StreamsAsk(4, 32), StreamsAsk(16, 32), StreamsAsk(1, 1024)
+    steps = {few: Step(0, 4, 200, 0, 0.07), many: Step(0, 16, 800, 0, 0.05), deep: Step(0, 1, 1050, 0, 0.04)}
+    assert suspects(prompts, steps) == [PromptAsk(64), few], "5 % more is no reason, nor is less work of another kind"
+    assert suspects([*prompts, Prompted(64, 0.1)], {many: steps[many]}) == []
 
 
 def test_half_a_measurement_is_none() -> None:
