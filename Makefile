@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -72,6 +72,9 @@ bench-whatif: $(READY)  ## what a what-if costs, compiled and interpreted, at 48
 
 bench-sidecar: $(READY)  ## how fast a sidecar answers 500 probes a second beside a null echo; what publishing and asking cost
 	$(BIN)/python -m tests.bench.sidecar $(BENCH_ARGS)
+
+bench-prediction: $(READY) engine  ## how well a live engine's next requests are foretold (vLLM on the CPU, 7 minutes)
+	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/python -m tests.bench.prediction $(BENCH_ARGS)
 
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from backends.registry import snapshot_source
 from predictor.calibrate import StepCorrection
+from predictor.catalog import engine_profile
 from predictor.oracle import Oracle
-from predictor.profile import preset
 from predictor.sidecar import Sidecar, SidecarConfig, serve_sidecar
 
 _CLOCKS: dict[str, Callable[[], float]] = {"monotonic": time.monotonic, "wall": time.time}  # noqa: TID251 - SGLang's stamps
 
 
-def make_sidecar(engine: str, state: str, profile: str, overhead_ms: float, config: SidecarConfig) -> Sidecar:
+def make_sidecar(engine: str, state: str, profile: str, config: SidecarConfig) -> Sidecar:
     """The sidecar of the engine that publishes at `state`. Raises ValueError when engine or profile is not known."""
     source, clock = snapshot_source(engine, state)
-    pace = StepCorrection(preset(profile).profile)
-    return Sidecar(source, Oracle(pace, overhead_ms / 1000), config, _CLOCKS[clock])
+    found = engine_profile(profile)
+    return Sidecar(source, Oracle(StepCorrection(found.step), found.overhead_s), config, _CLOCKS[clock])
 
 
 def read_token(token: str, token_file: str) -> str:
