@@ -99,6 +99,7 @@ def mock(
     pooling: Annotated[bool, typer.Option("--pooling", help="Serve embeddings and scores instead of text.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answer lengths.")] = 0,
     api_key: Annotated[str, typer.Option(help="Key that requests must carry.")] = "",
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Compute what prompts begin with alike only once.")] = True,
     sidecar_port: Annotated[int, typer.Option(help="Port of a sidecar beside it; 0 = any free one.")] = -1,
 ) -> None:
     """Run one simulated vLLM server: OpenAI and Anthropic faces, /metrics, continuous batching in real time."""
@@ -118,6 +119,7 @@ def mock(
         limits=chosen.limits,
         api_key=api_key or None,
         seed=seed,
+        enable_prefix_caching=enable_prefix_caching,
         pooling=pooling,
         sidecar=None if sidecar_port < 0 else SidecarConfig(port=sidecar_port),
     )

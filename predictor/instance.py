@@ -50,9 +50,9 @@ class Instance:
         self._edge: list[Sequence] = []
 
     def __repr__(self) -> str:
-        step = "idle" if self._ends_at_s is None else f"step ends at {self._ends_at_s:.6f} s"
-        blocks = f"free_blocks={self.free_blocks}/{self.limits.kv_blocks}"
-        return f"<Instance waiting={self.waiting} running={self.running} {blocks} {step}>"
+        step = "idle>" if self._ends_at_s is None else f"step ends at {self._ends_at_s:.6f} s>"
+        free = f"free_blocks={self.free_blocks}/{self.limits.kv_blocks} "
+        return f"<Instance waiting={self.waiting} running={self.running} " + free + step
 
     @property
     def waiting(self) -> int:
@@ -86,6 +86,12 @@ class Instance:
     def hit_tokens(self, request: Request) -> int:
         """Prompt tokens that the cache would save this request if it entered now."""
         return self._hits(Sequence(request, self.limits.block_size)) * self.limits.block_size
+
+    def forget_prefixes(self) -> bool:
+        """Empty the prefix cache; while requests hold blocks nothing happens and the answer is False."""
+        if not self._running:
+            self._kv.forget()
+        return not self._running
 
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request; an idle engine starts a step with it at once.
@@ -143,9 +149,8 @@ class Instance:
             self._ends_at_s = None
             return
         decoding = len(self._decoding)
-        kv_tokens = self._context_tokens
-        if decoding != len(self._decoders):
-            kv_tokens = sum(sequence.computed for sequence in self._decoding)
+        same = decoding == len(self._decoders)
+        kv_tokens = self._context_tokens if same else sum(sequence.computed for sequence in self._decoding)
         prefill_tokens, pairs = 0, 0.0
         for sequence, tokens in self._prefilling:
             prefill_tokens += tokens
@@ -233,7 +238,7 @@ class Instance:
             tokens = min(sequence.target - sequence.computed, budget)
             self._prefilling.append((sequence, tokens))
             budget -= tokens
-            self._events.append(Admitted(sequence.id, now_s))
+            self._events.append(Admitted(sequence.id, now_s, sequence.computed))
 
     def _hits(self, sequence: Sequence) -> int:
         """Blocks to be reused; one token at least is always computed."""
@@ -243,10 +248,9 @@ class Instance:
 
     def _grow(self, sequences: list[Sequence]) -> None:
         """One more block for each."""
-        if sequences:
-            self._kv.take(len(sequences))
-            for sequence in sequences:
-                sequence.blocks += 1
+        self._kv.take(len(sequences))
+        for sequence in sequences:
+            sequence.blocks += 1
 
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         """Take everything from a sequence that is out of the batch already."""
@@ -259,9 +263,8 @@ class Instance:
         """Advance every scheduled sequence; one whose prompt is complete has sampled a token."""
         block_size = self.limits.block_size
         finished: list[Sequence] = []
-        names = self._names
-        if len(self._decoding) != len(names):
-            names = tuple(sequence.id for sequence in self._decoding)
+        same = len(self._decoding) == len(self._names)
+        names = self._names if same else tuple(sequence.id for sequence in self._decoding)
         edge: list[Sequence] = []
         for sequence in self._decoding:
             sequence.computed = computed = sequence.computed + 1
@@ -340,8 +343,7 @@ class Instance:
         `expected` gives total output tokens to be assumed instead of the true ones, by request.
         """
         lengths = expected or {}
-        tokens = dict.fromkeys(self._decoding, 1)
-        tokens.update(self._prefilling)
+        tokens = dict.fromkeys(self._decoding, 1) | dict(self._prefilling)
         named: set[int] = set()
         running: list[Resident] = []
         free = self.limits.kv_blocks
@@ -379,10 +381,8 @@ class Instance:
         instance = cls(profile, snapshot.limits)
         instance.preemptions = snapshot.preemptions
         instance._started_at_s = snapshot.taken_s
-        for who in snapshot.running:
-            instance._running.append(instance._resume(who, snapshot.taken_s))
-        for who in snapshot.waiting:
-            instance._waiting.append(instance._resume(who, snapshot.taken_s))
+        instance._running = [instance._resume(who, snapshot.taken_s) for who in snapshot.running]
+        instance._waiting.extend(instance._resume(who, snapshot.taken_s) for who in snapshot.waiting)
         for sequence, who in zip(instance._running, snapshot.running, strict=True):
             sequence.seat(who, snapshot.limits)
         instance._kv.take(snapshot.limits.kv_blocks - snapshot.free_blocks)

@@ -32,10 +32,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request entered the running batch; happens again after each preemption."""
+    """The request entered the running batch, with so many tokens taken from the prefix cache; again after preemption."""
 
     request_id: str
     at_s: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

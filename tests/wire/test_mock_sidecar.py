@@ -16,7 +16,7 @@ from predictor.wire import Ask, encode_ask
 
 PROFILE = StepProfile(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, kv_token_s=0.0001)
 LIMITS = EngineLimits(kv_blocks=40, block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512)
-CONFIG = MockConfig(profile=PROFILE, limits=LIMITS, sidecar=SidecarConfig(port=0))
+CONFIG = MockConfig(profile=PROFILE, limits=LIMITS, enable_prefix_caching=False, sidecar=SidecarConfig(port=0))
 TICK_S = 1e-4
 
 

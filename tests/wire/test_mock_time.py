@@ -16,7 +16,7 @@ from predictor.profile import EngineLimits, StepProfile
 
 PROFILE = StepProfile(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, kv_token_s=0.0001)
 LIMITS = EngineLimits(kv_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=1024)
-CONFIG = MockConfig(profile=PROFILE, limits=LIMITS)
+CONFIG = MockConfig(profile=PROFILE, limits=LIMITS, enable_prefix_caching=False)
 TICK_S = 2e-6  # the virtual clock counts whole microseconds
 
 Use = Callable[[aiohttp.ClientSession, MockEngine], Awaitable[None]]
