@@ -29,6 +29,8 @@ class Account:
     events: int = 0
     prompt_tokens: int = -1
     output_tokens: int = -1
+    hit_tokens: int = 0  # of the prompt, expected in the engine's cache
+    predicted_s: float = -1.0  # seconds from dispatch to the first token, as predicted
     accepted_s: float = -1.0
     dispatched_s: float = -1.0
     sent_s: float = -1.0

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from gateway.addresses import KEY_CHARACTERS_MAX, sendable_key
 from gateway.admin_http import DRAIN_S_MAX
 from gateway.config import BackendSpec, EngineName
-from gateway.config_file import ModelName, Name, Url
+from gateway.config_sections import ModelName, Name, Url
 from gateway.operations import OperationError
 
 NAME_CHARACTERS = 64
@@ -162,8 +162,8 @@ def patched_backend(spec: BackendSpec, data: object) -> BackendSpec:
     """`spec` as a merge patch changes it. Raises OperationError (422)."""
     patch = _checked(BackendPatch, data)
     _same_name(spec.name, patch.name)
-    before = dataclasses.asdict(spec) | {"models": list(spec.models), "labels": dict(spec.labels)}
-    del before["declared"]
+    settings = dataclasses.asdict(spec) | {"models": list(spec.models), "labels": dict(spec.labels)}
+    before = {name: value for name, value in settings.items() if name in BackendSettings.model_fields}
     assert isinstance(data, dict)
     return replaced_backend(spec.name, merge_patch(before, data | {"name": spec.name}))
 

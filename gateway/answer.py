@@ -61,6 +61,21 @@ class Answer:
             self._watch = StreamWatch(route.face, strip_usage)
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether its tokens can be counted while they come: it is a stream of events."""
+        return self._watch is not None
+
+    @property
+    def generated(self) -> int:
+        """Events so far, about one for each token."""
+        return 0 if self._watch is None else self._watch.events
+
+    @property
+    def computed(self) -> int:
+        """Nobody can say."""
+        return -1
+
+    @property
     def keep_alive(self) -> bool:
         """Whether the client's connection may go on after this answer."""
         return self._request.keep_alive and not self._by_close and not self._plane.draining and not self._client.ending
@@ -146,7 +161,7 @@ class Answer:
     def _head_bytes(self, whole_length: int) -> bytes:
         response, old = self._response, self._request.old
         self.head_out = True
-        extra = self._plane.answer_lines(self._account)
+        extra = own_lines(self._account)
         bodiless = response.status == 204 or response.status == 304
         if self._framer is not None:
             extra += _SSE_EXTRA if b"cache-control" in response.values else _SSE_EXTRA + _NO_CACHE
@@ -181,6 +196,20 @@ class Answer:
             head += data
         if head:
             self._client.write(head)
+
+
+def own_lines(account: Account) -> bytes:
+    """Our own header lines on a relayed answer; times in milliseconds. `predict` is the time from dispatch to the first
+    token that was predicted, where one was."""
+    lines = b"x-request-id: %b\r\nx-leeway-backend: %b\r\nserver-timing: queue;dur=%.2f, connect;dur=%.2f" % (
+        account.request_id.encode(),
+        account.backend.encode(),
+        (account.dispatched_s - account.accepted_s) * 1e3,
+        (account.sent_s - account.dispatched_s) * 1e3,
+    )
+    if account.predicted_s >= 0:
+        return lines + b", predict;dur=%.2f\r\n" % (account.predicted_s * 1e3)
+    return lines + b"\r\n"
 
 
 def write_own(

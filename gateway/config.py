@@ -33,7 +33,8 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """One engine server, as declared in TOML or added by REST."""
+    """One engine server, as declared in TOML or added by REST. `profile` and what follows is what is known of the engine
+    beforehand (0: what it reports, else what the profile says); `sidecar` predicts for it."""
 
     name: str
     url: str
@@ -44,6 +45,13 @@ class BackendSpec:
     api_key: str = field(default="", repr=False)
     max_in_flight: int = 1024
     declared: bool = True
+    profile: str = ""
+    kv_blocks: int = 0
+    block_size: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    sidecar: str = ""
+    sidecar_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class ModelSpec:
 
     `binding` and `order`, `work_weight` (lambda), `mu`, `margin` (of the KV), `age_rate` (tokens per second) and
     `ahead_tokens` are the plan's; `d`, `objective`, `ttft_target_s` and `temperature` those of the policies that have
-    them. A prediction older than `stale_s` or off by more than `error_limit` times is not used.
+    them. Sidecars are waited for `probe_s`. A prediction older than `stale_s` or off by more than `error_limit` times is
+    not used.
     """
 
     name: str
@@ -69,6 +78,7 @@ class ModelSpec:
     ahead_tokens: int = 0
     ttft_target_s: float = 2.0
     temperature: float = 0.0
+    probe_s: float = 0.05
     stale_s: float = 2.0
     error_limit: float = 4.0
 
@@ -247,6 +257,7 @@ def masked(config: GatewayConfig) -> dict[str, Any]:
     document = dataclasses.asdict(config)
     for backend in document["backends"]:
         backend["api_key"] = _mask(backend["api_key"])
+        backend["sidecar_token"] = _mask(backend["sidecar_token"])
         backend["labels"] = dict(backend["labels"])
     for key in document["keys"]:
         key["sha256"] = key["sha256"][:8] + "..."

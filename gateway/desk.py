@@ -85,6 +85,11 @@ class Desk:
         """Jobs that are not dispatched yet."""
         return len(self._line) + len(self._asked)
 
+    @property
+    def held(self) -> int:
+        """Jobs in the line."""
+        return len(self._line)
+
     # -- replicas
 
     def added(self, name: str, engine: EngineView) -> None:
@@ -183,6 +188,17 @@ class Desk:
     def tick(self, now_s: float) -> list[Action]:
         """Time passed, or a replica came or changed."""
         return self._go_on(now_s) if self._line else []
+
+    def insist(self, job_id: str, now_s: float) -> list[Action]:
+        """The job must not wait any longer: to the cheapest replica that is open at all, by prediction or not."""
+        ticket = self._tickets.get(job_id)
+        if ticket is None or ticket not in self._line:
+            return []
+        views = self._open_views(ticket, now_s)
+        if not views:
+            return []
+        self._line.remove(ticket)
+        return [self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)]
 
     # -- the line
 

@@ -249,6 +249,14 @@ class Fleet:
         replica.left()
         replica.streams -= stream
 
+    def carries(self, replica: Replica, stream: bool) -> None:
+        """As `dispatched`, of a request that a desk has counted there already."""
+        replica.streams += stream
+
+    def carried(self, replica: Replica, stream: bool) -> None:
+        """As `released`, of a request that a desk counts."""
+        replica.streams -= stream
+
     def stalled(self, replica: Replica, stalled: bool, now_s: float) -> None:
         """The client of a stream there stopped reading (so nothing is read from the backend either), or reads again."""
         replica.stalled += 1 if stalled else -1

@@ -140,7 +140,7 @@ class Exchange:
         placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
         if plane.fleet.has_drops:
             placement.avoid_droppers(self._hash_body() or 0)
-        placement.start()
+        placement.begin(intake.body, fields.max_tokens)
 
     def _enter_key(self) -> None:
         key = self._intake.verdict.client
@@ -211,6 +211,7 @@ class Exchange:
         self._answer = Answer(
             plane, self._client, self.account, self._intake.head, head, self._intake.verdict.route, self._fields.n, self._strip
         )
+        placement.answering(self._answer)
         if self._client.paused:
             self.on_paused(True)
 
@@ -240,8 +241,8 @@ class Exchange:
 
     def on_batch(self) -> None:
         """One read from the backend is parsed: pass on what may go."""
-        answer = self._answer
-        if answer is None or self._settled:
+        answer, placement = self._answer, self._placement
+        if answer is None or placement is None or self._settled:
             return
         batch, account, verdict = self._batch, self.account, self._intake.verdict
         data = batch[0] if len(batch) == 1 else b"".join(batch)
@@ -251,6 +252,7 @@ class Exchange:
             self._heard_s = replica.last_byte_s = now_s = self._plane.now()
             if account.first_byte_s < 0:
                 account.first_byte_s = now_s
+                placement.first_token()
                 if verdict.route.face == "responses" and account.status == 200 and verdict.client is not None:
                     self._plane.response_homes.remember(data, replica.name, verdict.client.spec.sha256)
         progress = answer.relay(data, self._ended)
@@ -280,7 +282,8 @@ class Exchange:
     def on_due(self, now_s: float) -> None:
         """A deadline passed; which one depends on the phase."""
         if self._phase == "queue":
-            self.refuse(refusals.queue_timeout(self._plane.drain_wait_s(self.account.model)))
+            if self._placement is None or not self._placement.insist():
+                self.refuse(refusals.queue_timeout(self._plane.drain_wait_s(self.account.model)))
         elif self._phase == "connect":
             self.refuse(refusals.connect_failed())
         elif self._phase == "sent":
@@ -336,10 +339,8 @@ class Exchange:
         assert answer is not None
         if not answer.head_out:
             self.refuse(refusal or Refusal(502, code, message, may_have_run=True))
-        elif answer.fail(code, message):
-            self._settle("failed_in_stream", code, keep_alive=False)
         else:
-            self._settle("failed_in_stream", code, keep_alive=False, broken=True)
+            self._settle("failed_in_stream", code, keep_alive=False, broken=not answer.fail(code, message))
 
     def refuse(self, refusal: Refusal) -> None:
         """One error answer of ours; nothing is out yet."""
@@ -350,9 +351,8 @@ class Exchange:
         self._answer_own(refusal.status, refusal.headers, body, end, refusal.code)
 
     def _answer_own(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, end: End, reason: str) -> None:
-        account = self.account
-        account.status = status
-        keep_alive = write_own(self._client, self._intake.head, account, headers, body, draining=self._plane.draining)
+        self.account.status = status
+        keep_alive = write_own(self._client, self._intake.head, self.account, headers, body, draining=self._plane.draining)
         self._settle(end, reason, keep_alive)
 
     # -- settle
@@ -386,7 +386,7 @@ class Exchange:
         intake.stop()
         self._let_go()
         if self._placement is not None:
-            self._placement.stop()
+            self._placement.stop(account.end == "complete")
             self._placement = None  # they hold each other
         if self._entered:
             assert intake.verdict.client is not None

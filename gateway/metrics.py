@@ -138,8 +138,9 @@ class GatewayCollector(Collector):
         plane = self._plane
         yield from plane.metrics.families()
         yield from self._fleet()
+        yield from self._predictions()
         simple = (
-            ("leeway_queue_depth", "Requests waiting for a backend.", len(plane.line)),
+            ("leeway_queue_depth", "Requests waiting for a backend.", plane.held),
             ("leeway_client_connections", "Open client connections.", plane.connections),
             ("leeway_held_body_bytes", "Request body bytes held now.", plane.held_bytes),
             ("leeway_loop_lag_seconds", "Worst event-loop lag since the last scrape.", plane.deadlines.take_worst_lag_s()),
@@ -164,6 +165,39 @@ class GatewayCollector(Collector):
             total.add_metric([replica.name], replica.dispatched_total)
             failed.add_metric([replica.name], replica.failed_total)
         yield from (state, flight, total, failed)
+
+    def _predictions(self) -> Iterator[Metric]:
+        desks, now_s = self._plane.desks, self._plane.now()
+        fell = CounterMetricFamily(
+            "leeway_prediction_fallbacks",
+            "Choices made without a prediction, by what was wrong with it.",
+            labels=["model", "cause"],
+        )
+        held = CounterMetricFamily("leeway_held", "Requests that waited for the right backend.", labels=["model"])
+        for model, desk in desks:
+            for cause, count in desk.ladder.counts.items():
+                fell.add_metric([model, cause], count)
+            held.add_metric([model], desk.held_total)
+        yield from (fell, held)
+        yield CounterMetricFamily(
+            "leeway_predicted_hit_tokens", "Prompt tokens expected in a prefix cache.", value=desks.hit_tokens
+        )
+        yield CounterMetricFamily("leeway_estimated_prompt_tokens", "Prompt tokens, as estimated.", value=desks.prompt_tokens)
+        stale = GaugeMetricFamily("leeway_backend_staleness_seconds", "Since a busy backend was heard of.", labels=["backend"])
+        pace = GaugeMetricFamily("leeway_backend_pace", "Observed over believed step time.", labels=["backend"])
+        error = GaugeMetricFamily(
+            "leeway_backend_prediction_error", "Mean |log(observed / predicted)| of first tokens.", labels=["backend"]
+        )
+        pending = GaugeMetricFamily("leeway_backend_pending_tokens", "Prompt tokens sent and not computed.", labels=["backend"])
+        for replica in self._plane.fleet:
+            mirror = replica.mirror
+            if mirror is not None:
+                mirror.look(now_s)
+                stale.add_metric([replica.name], mirror.staleness_s(now_s))
+                pace.add_metric([replica.name], mirror.pace)
+                error.add_metric([replica.name], mirror.error)
+                pending.add_metric([replica.name], mirror.pending_tokens)
+        yield from (stale, pace, error, pending)
 
 
 def exposition(plane: "DataPlane") -> bytes:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from backends.base import Kind
 from gateway import refusals
 from gateway.accounts import Account
+from gateway.answer import Answer
 from gateway.api import Refusal, unknown_model
+from gateway.desks import Station
 from gateway.dispatch import Ask, Hold
 from gateway.fleet import Failure, Replica
+from gateway.jobs import Dispatch, Job
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.upstream import UpstreamConnection
 
@@ -37,6 +40,10 @@ class Placement:
     """See the module's words. `replica` is where the request counts as in flight now."""
 
     replica: Replica | None = None
+    station: Station | None = None
+    _job: Job | None = None
+    _counted = False  # where the request is, a desk counts it
+    _max_tokens = -1
     _pool: BackendPool | None = None
     _over = False
     _waiting = False
@@ -63,10 +70,24 @@ class Placement:
         if any(r.name not in droppers for r in fleet.routable(self._ask.model, self._kind)):
             self._tried = droppers
 
+    def begin(self, body: bytes, max_tokens: int) -> None:
+        """Look for a place for the first time. Raises Refusal."""
+        plane, ask, account = self._plane, self._ask, self._seeker.account
+        assert ask is not None
+        if self._kind == "generate":
+            station = self.station = plane.desks.station(ask.model, account.route)
+            if station is not None:
+                self._max_tokens = max_tokens
+                self._job = plane.desks.job(ask.model, ask.session, account.route, body, max_tokens, account.accepted_s)
+        self.start()
+
     def start(self) -> None:
         """Go to a replica, or into the line. Raises Refusal."""
         plane, ask = self._plane, self._ask
         assert ask is not None
+        if self.station is not None and self._job is not None:
+            self._start_at_desk(ask, self.station, self._job)
+            return
         if self._try():
             return
         if self._last_refusal is not None:
@@ -75,6 +96,67 @@ class Placement:
         self._waiting = True
         self._seeker.on_waiting(self._due_s)
 
+    def _start_at_desk(self, ask: Ask, station: Station, job: Job) -> None:
+        plane, tried = self._plane, self._tried
+        views = plane.fleet.routable(ask.model, self._kind)
+        if self._last_refusal is None:
+            self.check_hope()
+        elif not any(replica.name not in tried for replica in views):
+            raise self._last_refusal
+        plane.desks.join(self, station, job, views, tried)
+        if self.replica is None and not self._over:
+            try:
+                plane.hold(ask.model)
+            except Refusal:
+                plane.desks.ended(station, job, complete=False)
+                raise
+            self._waiting = True
+            self._seeker.on_waiting(self._due_s)
+
+    def check_hope(self) -> None:
+        """Raises Refusal when nobody serves the model, and nobody is about to."""
+        plane, ask = self._plane, self._ask
+        assert ask is not None
+        if plane.fleet.routable(ask.model, self._kind) or plane.fleet.hopeful(ask.model):
+            return
+        if not plane.fleet.knows(ask.model):
+            raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
+        if plane.fleet.routable(ask.model):
+            raise refusals.wrong_kind(ask.model)
+        raise refusals.no_backend(ask.model, plane.probe_wait_s())
+
+    def give_up_without_hope(self) -> None:
+        """For one that waits at a desk where no replica is left."""
+        try:
+            if self._waiting:
+                self.check_hope()
+        except Refusal as refusal:
+            self._seeker.refuse(refusal)
+
+    def insist(self) -> bool:
+        """The longest wait is over: to any replica that is open. False when there is none."""
+        if self._waiting and self.station is not None and self._job is not None:
+            self._plane.desks.insist(self.station, self._job)
+        return self.replica is not None
+
+    def sent_by_desk(self, replica: Replica, dispatch: Dispatch) -> None:
+        """The desk found a place, and counts the request there."""
+        account = self._seeker.account
+        account.predicted_s, account.hit_tokens = dispatch.estimate_s, dispatch.hit_tokens
+        self._counted = True
+        self._take(replica)
+        self._bring(replica)
+
+    def answering(self, answer: Answer) -> None:
+        """The backend's answer has begun."""
+        if self._counted and answer.counts_tokens and self.station is not None and self._job is not None:
+            self.station.desk.started(self._job.id, answer)
+
+    def first_token(self) -> None:
+        """The first byte of the answer's body came: on streams, its first token."""
+        if self._counted and self._stream and self.station is not None and self._job is not None:
+            self._plane.desks.first_token(self.station, self._job)
+
     def _try(self) -> bool:
         plane, ask = self._plane, self._ask
         assert ask is not None
@@ -82,12 +164,8 @@ class Placement:
         if not isinstance(chosen, Hold):
             self.go(chosen)
             return True
-        if self._last_refusal is None and chosen.reason == "none ready" and not plane.fleet.hopeful(ask.model):
-            if not plane.fleet.knows(ask.model):
-                raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
-            if plane.fleet.routable(ask.model):
-                raise refusals.wrong_kind(ask.model)
-            raise refusals.no_backend(ask.model, plane.probe_wait_s())
+        if self._last_refusal is None and chosen.reason == "none ready":
+            self.check_hope()
         return False
 
     def offered(self) -> bool:
@@ -110,7 +188,10 @@ class Placement:
         account.attempts += 1
         self.replica = replica
         self._waiting = False
-        plane.fleet.dispatched(replica, now_s, self._stream)
+        if self._counted:
+            plane.fleet.carries(replica, self._stream)
+        else:
+            plane.fleet.dispatched(replica, now_s, self._stream)
         plane.retry_budget.request()
 
     def _bring(self, replica: Replica) -> None:
@@ -162,6 +243,7 @@ class Placement:
         if now_s >= self._due_s or isinstance(chosen, Hold) or not plane.retry_budget.spend():
             return False
         self._leave()
+        self.station = None  # its second place is found without the desk
         self._tried = tried
         self._take(chosen)
         plane.loop.call_soon(self._retry, chosen)
@@ -191,17 +273,38 @@ class Placement:
             self._stalled = stalled
             self._plane.fleet.stalled(self.replica, stalled, self._plane.now())
 
-    def _leave(self) -> None:
+    def _leave(self, complete: bool = False) -> None:
         self.stalled(False)
         replica, self.replica = self.replica, None
-        if replica is not None:
+        if replica is None:
+            return
+        if not self._counted:
             self._plane.fleet.released(replica, self._stream)
+            return
+        assert self.station is not None
+        assert self._job is not None
+        self._counted = False
+        self._plane.fleet.carried(replica, self._stream)
+        self._plane.desks.ended(self.station, self._job, complete)
 
-    def stop(self) -> None:
+    def stop(self, complete: bool) -> None:
         """The request is over: out of the line, out of the replica's count."""
         self._over = True
         if self._waiting:
             assert self._ask is not None
             self._waiting = False
-            self._plane.dequeue(self._ask.model, self)
-        self._leave()
+            if self.station is not None and self._job is not None:
+                self._plane.desks.ended(self.station, self._job, complete=False)
+            else:
+                self._plane.dequeue(self._ask.model, self)
+        if self._counted:
+            self._tell_length(complete)
+        self._leave(complete)
+
+    def _tell_length(self, complete: bool) -> None:
+        """How long the answer was; of one that was cut off, that it would have been longer."""
+        account = self._seeker.account
+        tokens = account.output_tokens if account.output_tokens >= 0 else account.events
+        gone = account.end == "client_gone"
+        if complete or gone:
+            self._plane.desks.saw(account.model, account.route, tokens, gone or 0 < self._max_tokens <= tokens)

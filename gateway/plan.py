@@ -66,7 +66,7 @@ class Lane:
     """One replica within a plan. `head_s` is when a prompt that joins now begins to be computed, in seconds from now."""
 
     __slots__ = (
-        "base_s", "chunk", "closed", "head_s", "mirror", "name", "opened", "pace", "pair_s", "planned_pairs",
+        "base_s", "chunk", "closed", "costs", "head_s", "mirror", "name", "opened", "pace", "pair_s", "planned_pairs",
         "planned_tokens", "room", "step_s", "token_s", "usable", "view", "work_rate",
     )  # fmt: skip
 
@@ -74,9 +74,7 @@ class Lane:
         self.view = view
         self.name = view.name
         self.mirror = mirror
-        costs = mirror.costs
-        self.base_s, self.token_s, self.pair_s = costs.base_s, costs.token_s, costs.pair_s
-        self.chunk = mirror.limits.max_num_batched_tokens
+        self._price(mirror)
         self.room = self.chunk
         self.step_s = self.head_s = 0.0
         self.pace = self.work_rate = 1.0
@@ -84,11 +82,18 @@ class Lane:
         self.planned_pairs = 0.0
         self.opened = self.closed = self.usable = False
 
+    def _price(self, mirror: Mirror) -> None:
+        costs = self.costs = mirror.costs
+        self.base_s, self.token_s, self.pair_s = costs.base_s, costs.token_s, costs.pair_s
+        self.chunk = mirror.limits.max_num_batched_tokens
+
     def reset(self, rule: ModelSpec, now_s: float) -> None:
         """Look again, with nothing planned."""
         self.planned_tokens, self.planned_pairs, self.closed = 0, 0.0, False
         view, mirror = self.view, self.mirror
         self.usable = view.usable(now_s)
+        if mirror.costs is not self.costs:
+            self._price(mirror)
         mirror.look(now_s)
         self.step_s, self.room, self.pace = mirror.step_s, mirror.room, mirror.pace
         self.work_rate = rule.work_weight + rule.mu * mirror.decodes

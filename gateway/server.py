@@ -12,12 +12,14 @@ from random import Random
 from socket import socket
 from typing import Protocol, cast
 
+from gateway import own_pages
 from gateway.accounts import Account
 from gateway.admission import DrainRate, RetryBudget, WaitingLine
-from gateway.api import LocalRoute, ModelCard, Refusal, models_body
+from gateway.api import LocalRoute, Refusal
 from gateway.auth import Keyring
 from gateway.config import BackendSpec, GatewayConfig, split_address
 from gateway.deadlines import Deadlines
+from gateway.desks import Desks
 from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet, Replica
 from gateway.forward import Exchange
@@ -34,7 +36,6 @@ from gateway.signals import RequestIds
 OVERLOAD_WAIT_S = 1.0
 FLUSH_S = 1.0
 OVERLOAD_WAIT_MAX_S = 60.0
-_JSON = [(b"content-type", b"application/json")]
 
 
 class _LineTick:
@@ -73,6 +74,7 @@ class DataPlane:
         self.keyring = Keyring(config.keys)
         self.dispatcher = Dispatcher(config.model, rng)
         self.line: WaitingLine[Placement] = WaitingLine(config.queue)
+        self.desks = Desks(self, rng)
         self.retry_budget = RetryBudget(config.retry)
         self.response_homes = ResponseHomes(config.limits.response_ids)
         self.metrics = RequestMetrics(config.limits.model_labels)
@@ -93,7 +95,7 @@ class DataPlane:
         self._tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
-        return f"<DataPlane {len(self._clients)} connections, {len(self.line)} waiting, {self.fleet!r}>"
+        return f"<DataPlane {len(self._clients)} connections, {self.held} waiting, {self.fleet!r}>"
 
     # -- listener
 
@@ -169,6 +171,7 @@ class DataPlane:
     def remove_backend(self, name: str) -> None:
         """Forget a backend. Requests on it finish."""
         self.fleet.removed(name)
+        self.desks.forget(name)
         self._pools.pop(name).close()
 
     def _open_pool(self, spec: BackendSpec) -> None:
@@ -218,20 +221,7 @@ class DataPlane:
 
     def known_models(self) -> tuple[str, ...]:
         """Served models and their aliases."""
-        served = self.fleet.models()
-        return tuple(sorted({*served, *(alias for alias, target in self._aliases.items() if target in served)}))
-
-    def _cards(self) -> list[ModelCard]:
-        served = self.fleet.models()
-        lengths: dict[str, int] = {}
-        for replica in self.fleet:
-            for model in replica.models:
-                length = replica.identity.max_model_len
-                if length:
-                    lengths[model] = min(length, lengths.get(model, length))
-        cards = [ModelCard(model, lengths.get(model, 0)) for model in served]
-        cards += [ModelCard(a, lengths.get(t, 0), t) for a, t in sorted(self._aliases.items()) if t in served]
-        return cards
+        return own_pages.known_models(self.fleet, self._aliases)
 
     def home(self, response_id: str, owner: str) -> Replica:
         """The replica that holds a stored response of this owner. Raises Refusal."""
@@ -245,27 +235,7 @@ class DataPlane:
 
     def local_answer(self, local: LocalRoute) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """(status, headers, body) of a route that the gateway answers itself."""
-        if local.what == "options":
-            return 204, [(b"allow", b"GET, HEAD, POST, DELETE, OPTIONS")], b""
-        if local.what == "models":
-            return 200, _JSON, models_body(self._cards())
-        if local.what == "model":
-            return self._model_answer(local.argument)
-        if local.what == "readyz" and (self.draining or not any(r.state == "ready" for r in self.fleet)):
-            return 503, [*_JSON, (b"retry-after", b"1")], b'{"status":"not ready"}'
-        if local.what == "root":
-            return 200, _JSON, b'{"service":"leeway","api":"/v1"}'
-        return 200, _JSON, b'{"status":"ok"}'
-
-    def _model_answer(self, name: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        for card in self._cards():
-            if card.id == name:
-                return 200, _JSON, models_body([card])[len(b'{"object":"list","data":[') : -2]
-        known = ", ".join(self.known_models()[:20])
-        refusal = Refusal(
-            404, "model_not_found", f"The model {name[:200]!r} does not exist here. Known models: {known}.", param="model"
-        )
-        return 404, refusal.headers, refusal.body("openai")
+        return own_pages.answer(local, self.fleet, self._aliases, self.draining)
 
     # -- what exchanges ask
 
@@ -283,10 +253,24 @@ class DataPlane:
 
     def enqueue(self, model: str, placement: Placement) -> None:
         """Join the line. Raises Refusal (429) when it is full."""
-        if self.line.full:
-            raise Refusal(429, "queue_full", "The waiting line is full.", retry_after_s=self.drain_wait_s(model))
+        if self.line.full or self.held >= self.config.queue.size:
+            raise self._queue_full(model)
         self.line.push(model, placement)
         self.deadlines.add(self._tick)
+
+    def hold(self, model: str) -> None:
+        """Somebody waits at a desk from now on. Raises Refusal (429) when the line is full without him."""
+        if self.held > self.config.queue.size:
+            raise self._queue_full(model)
+        self.deadlines.add(self._tick)
+
+    def _queue_full(self, model: str) -> Refusal:
+        return Refusal(429, "queue_full", "The waiting line is full.", retry_after_s=self.drain_wait_s(model))
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for a replica to open."""
+        return len(self.line) + self.desks.held
 
     def dequeue(self, model: str, placement: Placement) -> None:
         """Leave the line, if still in it."""
@@ -296,12 +280,13 @@ class DataPlane:
         """Offer places to whoever waits."""
         for model in self.line.models():
             self.line.release(model, Placement.offered)
-        if not len(self.line):
+        self.desks.tick()
+        if not self.held:
             self.deadlines.discard(self._tick)
 
     def drain_wait_s(self, model: str) -> int:
         """What a refusal's Retry-After says: until the line has drained at the present rate."""
-        return self._drain_rate.retry_after_s(self.line.waiting(model), self.now())
+        return self._drain_rate.retry_after_s(self.line.waiting(model) + self.desks.waiting_for(model), self.now())
 
     def probe_wait_s(self) -> int:
         """Retry-After when no backend is up: two probe periods."""
@@ -312,15 +297,6 @@ class DataPlane:
         if retry_after is not None and retry_after.isdigit() and len(retry_after) < 9:
             return min(OVERLOAD_WAIT_MAX_S, max(OVERLOAD_WAIT_S, float(retry_after)))
         return OVERLOAD_WAIT_S
-
-    def answer_lines(self, account: Account) -> bytes:
-        """Our own header lines on a relayed answer."""
-        return b"x-request-id: %b\r\nx-leeway-backend: %b\r\nserver-timing: queue;dur=%.2f, connect;dur=%.2f\r\n" % (
-            account.request_id.encode(),
-            account.backend.encode(),
-            (account.dispatched_s - account.accepted_s) * 1e3,
-            (account.sent_s - account.dispatched_s) * 1e3,
-        )
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run a short task that this plane owns."""
@@ -351,6 +327,7 @@ class DataPlane:
         self.keyring = keyring
         self.config, self.limits, self.timeouts = config, config.limits, config.timeouts
         self.dispatcher = Dispatcher(config.model, self._rng)
+        self.desks.adopt()
         self._aliases = _aliases(config)
         self._guard = network_check(config.admin.networks)
         self.generation += 1
@@ -382,6 +359,7 @@ class DataPlane:
         self.draining = True
         for server in self._servers:
             server.close()
+        await self.desks.close()
         for client in list(self._clients):
             client.abort()
         if self._clients:

@@ -16,6 +16,7 @@ from gateway.relay.pool import any_address
 from gateway.server import DataPlane
 
 IDENTIFY_EVERY = 10
+REPORT_S = 5.0  # an engine's /metrics cost it about 5 ms
 HOUSEKEEPING_S = 0.1
 
 
@@ -82,6 +83,7 @@ class Upkeep:
 
     async def _watch(self, name: str) -> None:
         rounds = 0
+        reported_s = float("-inf")
         adapter: Adapter | None = None
         while True:
             replica = self._plane.fleet.get(name)
@@ -100,10 +102,22 @@ class Upkeep:
                     await self._try_revival(replica, adapter)
                 self._plane.fleet.probed(replica, identity, self._plane.now())
                 rounds += 1
+                if self._plane.now() - reported_s >= REPORT_S:
+                    reported_s = self._plane.now()
+                    await self._take_report(replica, adapter, http)
             except ProbeFailedError as error:
                 rounds = 0
                 self._plane.fleet.probe_failed(replica, str(error), self._plane.now())
             await asyncio.sleep(health.interval_s)
+
+    async def _take_report(self, replica: Replica, adapter: Adapter, http: BackendControl) -> None:
+        """What the engine says of itself, for predictions; that it says nothing is no failure."""
+        try:
+            report = await adapter.report(http)
+        except ProbeFailedError:
+            return
+        if report is not None and self._plane.fleet.get(replica.name) is replica:
+            self._plane.desks.engines.reported(replica, report)
 
     @staticmethod
     def _named(replica: Replica, found: Identity) -> Identity:
@@ -131,6 +145,8 @@ class Upkeep:
             self._finish_drains(now_s)
             if self._each_round is not None:
                 self._each_round(now_s)
+            for problem in self._plane.desks.engines.take_problems():
+                self._plane.logs.event("warning", "profile", reason=problem)
             for move in self._plane.fleet.transitions():
                 level = "warning" if move.after == "down" else "info"
                 self._plane.logs.event(

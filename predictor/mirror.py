@@ -134,6 +134,16 @@ class Mirror:
         if seat is not None:
             self._leave(seat)
 
+    def retune(self, profile: StepProfile, limits: EngineLimits) -> None:
+        """The engine turned out to be another one than believed; what is there stays."""
+        self.profile, self.limits, self.costs = profile, limits, step_costs(profile)
+        self._clock.costs, self._clock.step_tokens = self.costs, limits.max_num_batched_tokens
+        if self._block_tokens:
+            self.index.resize(limits.kv_blocks * limits.block_size // self._block_tokens)
+        self._refreshed_s = -NEVER
+        if not self._seats and not self.foreign:
+            self._idle()
+
     def restarted(self, now_s: float) -> None:
         """The engine is a new process: nothing is cached there."""
         self.index.forget()

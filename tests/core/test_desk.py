@@ -139,6 +139,20 @@ def test_who_failed_there_may_arrive_again_and_goes_elsewhere() -> None:
     assert made.waiting == 0
 
 
+def test_who_insists_waits_no_longer() -> None:
+    made = desk(names=("a", "b"))
+    made.sync([EngineView(PROFILE, LIMITS, max_in_flight=2).view(name) for name in ("a", "b")])
+    for name in "1234":
+        made.arrived(job(name, 8000), 0.0)
+    assert made.waiting == 2
+    assert sent(made.insist("4", 0.01)) == [("4", "a")]
+    assert made.insist("4", 0.01) == []
+    assert made.insist("unknown", 0.01) == []
+    assert sent(made.insist("3", 0.01)) == [("3", "b")]
+    made.arrived(job("5"), 0.02)
+    assert (made.insist("5", 0.03), made.waiting) == ([], 1), "nobody has a place at all"
+
+
 def test_others_views_may_be_shared() -> None:
     made = desk(names=())
     views = (EngineView(PROFILE, LIMITS).view("a"), EngineView(PROFILE, LIMITS).view("b"))

@@ -58,7 +58,11 @@ def test_every_option_is_shown_with_its_default(section: str) -> None:
 def test_tables_show_every_option() -> None:
     document = uncommented()
     assert set(document["backends"][0]) == set(config_file.BackendSection.model_fields)
-    assert set(document["models"]["*"]) == set(config_file.ModelSection.model_fields)
+    shown = document["models"]["*"]
+    options = {spec.alias or name: name for name, spec in config_file.ModelSection.model_fields.items()}
+    assert set(shown) == set(options)
+    for option, name in options.items():
+        assert shown[option] == pytest.approx(_plain(getattr(records.ModelSpec("*"), name))), f"models.*.{option}"
     key_options = {spec.alias or name for name, spec in config_file.KeySection.model_fields.items()}
     assert set(document["keys"][0]) == key_options
     assert set(document["keys"][0]["limits"]) == {field.name for field in fields(records.KeyLimits)}

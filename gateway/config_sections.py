@@ -1,0 +1,234 @@
+"""The sections of gateway.toml as settings models: names, types, ranges and defaults of every option. Shell.
+
+Defaults come from the records in config.py or equal theirs (a test holds them together). Reads secret files and
+profiles only when a section is turned into its record.
+"""
+
+import dataclasses
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, create_model
+
+from gateway import config as records
+from gateway.addresses import check_url, sendable_key
+from gateway.config import BackendSpec, EngineName, KeyLimits, KeySpec, ModelSpec, PolicyName, split_address
+from predictor.catalog import ProfileError, engine_profile
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _url(text: str) -> str:
+    check_url(text, guarded=False)
+    return text
+
+
+def _network(text: str) -> str:
+    ip_network(text)
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Url = Annotated[str, AfterValidator(_url)]
+OptionalUrl = Annotated[str, AfterValidator(lambda text: _url(text) if text else "")]
+Network = Annotated[str, AfterValidator(_network)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class BackendSection(Section):
+    """One [[backends]] table."""
+
+    name: Name
+    url: Url
+    engine: EngineName = "auto"
+    models: list[ModelName] = Field(default_factory=list, max_length=4096)
+    weight: float = Field(1.0, gt=0, le=1000)
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    api_key: SecretStr = SecretStr("")
+    api_key_file: str = ""
+    max_in_flight: int = Field(1024, ge=1, le=1_000_000)
+    profile: str = Field("", max_length=1024)
+    kv_blocks: int = Field(0, ge=0, le=1 << 31)
+    block_size: int = Field(0, ge=0, le=65536)
+    max_num_seqs: int = Field(0, ge=0, le=1_000_000)
+    max_num_batched_tokens: int = Field(0, ge=0, le=1 << 31)
+    sidecar: OptionalUrl = ""
+    sidecar_token: SecretStr = SecretStr("")
+    sidecar_token_file: str = ""
+
+    def record(self, declared: bool = True) -> BackendSpec:
+        """As the gateway uses it. Raises ValueError (`key: reason`) when its key can't be read or sent."""
+        return BackendSpec(
+            name=self.name,
+            url=self.url.rstrip("/"),
+            engine=self.engine,
+            models=tuple(self.models),
+            weight=self.weight,
+            labels=tuple(sorted(self.labels.items())),
+            api_key=header_secret(secret(self.api_key, self.api_key_file, "api_key_file"), "api_key"),
+            max_in_flight=self.max_in_flight,
+            declared=declared,
+            profile=_known_profile(self.profile),
+            kv_blocks=self.kv_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            sidecar=self.sidecar.rstrip("/"),
+            sidecar_token=header_secret(
+                secret(self.sidecar_token, self.sidecar_token_file, "sidecar_token_file"), "sidecar_token"
+            ),
+        )
+
+
+class ModelSection(Section):
+    """One [models.NAME] table."""
+
+    policy: PolicyName = "po2_requests"
+    aliases: list[ModelName] = Field(default_factory=list, max_length=256)
+    d: int = Field(2, ge=1, le=1024)
+    objective: Literal["e2e", "ttft"] = "e2e"
+    binding: Literal["late", "early"] = "late"
+    order: Literal["sjf", "fcfs"] = "sjf"
+    work_weight: float = Field(3.0, ge=0, le=1000, alias="lambda")
+    mu: float = Field(0.0, ge=0, le=1000)
+    margin: float = Field(0.05, ge=-1, le=0.9)
+    age_rate: float = Field(120.0, ge=0, le=1e9)
+    ahead_tokens: int = Field(0, ge=0, le=1 << 31)
+    ttft_target_s: float = Field(2.0, gt=0, le=86400)
+    temperature: float = Field(0.0, ge=0, le=1000)
+    probe_s: float = Field(0.05, gt=0, le=10)
+    stale_s: float = Field(2.0, gt=0, le=86400)
+    error_limit: float = Field(4.0, gt=1, le=1000)
+
+    def record(self, name: str) -> ModelSpec:
+        """As the gateway uses it."""
+        return ModelSpec(name=name, **{**self.model_dump(), "aliases": tuple(self.aliases)})
+
+
+class KeyLimitsSection(Section):
+    """limits = {...} of a key."""
+
+    concurrent: int = Field(0, ge=0)
+    requests_per_min: int = Field(0, ge=0)
+    tokens_per_min: int = Field(0, ge=0)
+
+
+class KeySection(Section):
+    """One [[keys]] table."""
+
+    sha256: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
+    name: str = Field("", max_length=64)
+    class_: Name = Field("default", alias="class")
+    weight: float = Field(1.0, gt=0, le=1000)
+    limits: KeyLimitsSection = KeyLimitsSection()
+
+    def record(self) -> KeySpec:
+        """As the gateway uses it."""
+        sha256 = self.sha256.lower()
+        return KeySpec(sha256, self.name or sha256[:8], self.class_, self.weight, KeyLimits(**self.limits.model_dump()))
+
+
+def section(record: type, ranges: dict[str, tuple[float, float]], types: dict[str, Any] | None = None) -> Any:
+    """A settings model with a record's fields and defaults, and the ranges given."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        kind = (types or {}).get(field.name, field.type)
+        if field.name in ranges:
+            low, high = ranges[field.name]
+            fields[field.name] = (kind, Field(field.default, ge=low, le=high))
+        else:
+            fields[field.name] = (kind, field.default)
+    return create_model(record.__name__ + "Section", __base__=Section, **fields)
+
+
+DAY_S = 86400.0
+ListenSection = section(records.Listen, {"backlog": (1, 65535)}, {"data": Address, "control": Address})
+LimitsSection = section(
+    records.Limits,
+    {
+        "head_bytes": (1024, 1 << 20),
+        "headers": (8, 1024),
+        "url_bytes": (256, 65536),
+        "body_bytes": (1024, 1 << 31),
+        "bodies_bytes": (1 << 20, 1 << 40),
+        "connections": (1, 1 << 20),
+        "pipelined": (1, 1024),
+        "json_depth": (16, 1024),
+        "n": (1, 4096),
+        "parse_bytes": (1024, 1 << 20),
+        "event_hold_bytes": (1024, 1 << 24),
+        "answer_hold_bytes": (0, 1 << 24),
+        "write_buffer_bytes": (16384, 1 << 20),
+        "response_ids": (0, 1 << 24),
+        "model_labels": (1, 4096),
+    },
+)
+TimeoutsSection = section(
+    records.Timeouts,
+    {f.name: (0.05, DAY_S) for f in dataclasses.fields(records.Timeouts) if f.name != "body_min_bytes_per_s"}
+    | {"body_min_bytes_per_s": (0, 1 << 30)},
+)
+QueueSection = section(records.Queue, {"size": (0, 1_000_000), "timeout_s": (0.0, DAY_S)})
+RetrySection = section(records.Retry, {"attempts": (1, 10), "ratio": (0.0, 1.0), "burst": (0, 10_000)})
+HealthSection = section(
+    records.Health,
+    {
+        "interval_s": (0.05, 3600.0),
+        "timeout_s": (0.05, 60.0),
+        "failures": (1, 100),
+        "wedge_s": (0.5, DAY_S),
+        "poison_ttl_s": (0.0, DAY_S),
+    },
+)
+PoolSection = section(
+    records.Pool, {"idle_connections": (0, 1 << 20), "idle_s": (0.0, 3600.0), "unproven_idle_s": (0.0, 3600.0)}
+)
+LogSection = section(records.Log, {"queue_lines": (1, 10_000_000)})
+
+
+class AdminSection(Section):
+    """[admin]"""
+
+    key: SecretStr = SecretStr("")
+    key_file: str = ""
+    state_file: str = ""
+    networks: list[Network] = list(records.Admin().networks)
+    backends_max: int = Field(1024, ge=1, le=100_000)
+
+
+def secret(value: SecretStr, path: str, key: str) -> str:
+    """A secret given as text or as a file. Raises ValueError (`key: reason`)."""
+    if value.get_secret_value() or not path:
+        return value.get_secret_value()
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"{key}: cannot read the secret file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{key}: the secret file {path} is not UTF-8") from None
+
+
+def header_secret(text: str, key: str) -> str:
+    """The same if it can be sent in a header. Raises ValueError (`key: reason`)."""
+    if not sendable_key(text):
+        raise ValueError(f"{key}: a key may only hold visible ASCII characters, at most 4096")
+    return text
+
+
+def _known_profile(name: str) -> str:
+    if name:
+        try:
+            engine_profile(name)
+        except ProfileError as error:
+            raise ValueError(f"profile: {error}") from None
+    return name

@@ -1,0 +1,270 @@
+"""The desks of a process, one for each model whose policy predicts, and what they need: mirrors, lengths, probes, time.
+
+Shell around pure decisions: it tells desks what happened, carries out their actions at once and in order, and calls
+them when they are due. Nothing here may fail or delay a request: what cannot be predicted goes down the ladder.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from gateway.desk import Action, Desk
+from gateway.engines import Engines
+from gateway.fleet import Replica
+from gateway.jobs import Dispatch, Job
+from gateway.policies.table import COUNTING
+from gateway.probing import ProbeClient
+from gateway.prompt import prefix_hashes, prompt_tokens
+from predictor.lengths import RunningQuantiles, capped
+from predictor.request import LengthEstimate
+from predictor.snapshot import ProbeReply
+
+if TYPE_CHECKING:
+    from gateway.placement import Placement
+    from gateway.server import DataPlane
+
+MODELS_MAX = 4096
+NEVER = float("inf")
+TICK_MIN_S = 0.001
+LENGTHS_FRESH_S = 1.0
+LENGTHS_EVERY_S = 0.002  # answers that follow faster are not all looked at
+_NOT_GENERATING = frozenset(("count_tokens",))
+
+
+class Station:
+    """A desk, the probes it asks with, and the timer for its next due time."""
+
+    __slots__ = ("client", "desk", "due_s", "model", "timer", "views")
+
+    def __init__(self, model: str, desk: Desk) -> None:
+        self.model = model
+        self.desk = desk
+        self.client: ProbeClient | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.due_s = NEVER
+        self.views: Sequence[Replica] = ()
+
+
+class Desks:
+    """See the module's words. Touched only by the event loop."""
+
+    def __init__(self, plane: "DataPlane", rng: Random) -> None:
+        self.engines = Engines()
+        self.lengths = RunningQuantiles()
+        self.hit_tokens = 0
+        self.prompt_tokens = 0
+        self._plane = plane
+        self._rng = rng
+        self._stations: dict[str, Station] = {}
+        self._retired: list[Station] = []  # of an earlier configuration, while somebody waits there
+        self._without: set[str] = set()
+        self._placements: dict[str, Placement] = {}
+        self._known: dict[tuple[str, str], tuple[float, LengthEstimate]] = {}
+        self._seen_s = 0.0
+        self._count = 0
+
+    def __iter__(self) -> Iterator[tuple[str, Desk]]:
+        return iter([(station.model, station.desk) for station in (*self._stations.values(), *self._retired)])
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that no replica has yet."""
+        return sum(desk.waiting for _, desk in self)
+
+    @property
+    def held(self) -> int:
+        """Jobs that wait for a replica to open."""
+        return sum(desk.held for _, desk in self)
+
+    def waiting_for(self, model: str) -> int:
+        """... of one model."""
+        return sum(desk.waiting for name, desk in self if name == model)
+
+    # -- jobs
+
+    def station(self, model: str, route: str) -> Station | None:
+        """Where requests of that route for that model are placed; None if they need no desk."""
+        if route in _NOT_GENERATING or model in self._without:
+            return None
+        return self._stations.get(model) or self._opened(model)
+
+    def _opened(self, model: str) -> Station | None:
+        rule = self._plane.config.model(model)
+        if rule.policy in COUNTING or len(self._stations) >= MODELS_MAX:
+            if len(self._without) >= MODELS_MAX:
+                self._without.clear()
+            self._without.add(model)
+            return None
+        if not self._plane.config.queue.size:
+            rule = replace(rule, binding="early")  # nobody may wait
+        station = self._stations[model] = Station(model, Desk(rule, self._rng))
+        return station
+
+    def job(self, model: str, session: str, route: str, body: bytes, max_tokens: int, arrival_s: float) -> Job:
+        """A request as a desk sees it."""
+        self._count += 1
+        return Job(
+            str(self._count),
+            model,
+            prompt_tokens(len(body)),
+            self._lengths(model, route, max_tokens),
+            arrival_s,
+            prefix_hashes(body),
+            session,
+        )
+
+    def _lengths(self, model: str, route: str, max_tokens: int) -> LengthEstimate:
+        now_s = self._plane.now()
+        known = self._known.get((model, route))
+        if known is None or now_s >= known[0]:
+            if len(self._known) >= MODELS_MAX:
+                self._known.clear()
+            known = self._known[model, route] = (now_s + LENGTHS_FRESH_S, self.lengths.estimate(model, route))
+        return capped(known[1], max_tokens) if 0 < max_tokens < known[1].q90 else known[1]
+
+    def join(self, placement: "Placement", station: Station, job: Job, views: Sequence[Replica], avoid: frozenset[str]) -> None:
+        """The job arrives. It is at a replica afterwards, being probed for, or in the line."""
+        self._placements[job.id] = placement
+        self._sync(station, views)
+        self._carry_out(station, station.desk.arrived(job, self._plane.now(), avoid))
+
+    def insist(self, station: Station, job: Job) -> None:
+        """The job has waited for as long as it may: now or never."""
+        self._refresh(station)
+        self._carry_out(station, station.desk.insist(job.id, self._plane.now()))
+
+    def first_token(self, station: Station, job: Job) -> None:
+        """The job's first token came."""
+        if station.desk.waiting:
+            self._refresh(station)
+        actions = station.desk.first_token(job.id, self._plane.now())
+        if actions or station.desk.waiting:
+            self._carry_out(station, actions)
+
+    def ended(self, station: Station, job: Job, complete: bool) -> None:
+        """The job's answer is complete, or the job is gone."""
+        self._placements.pop(job.id, None)
+        desk, now_s = station.desk, self._plane.now()
+        if desk.waiting:
+            self._refresh(station)
+        actions = desk.finished(job.id, 0, now_s) if complete else desk.lost(job.id, now_s)
+        if actions or desk.waiting or station.timer is not None:
+            self._carry_out(station, actions)
+
+    def saw(self, model: str, route: str, output_tokens: int, truncated: bool) -> None:
+        """An answer ended with so many tokens."""
+        now_s = self._plane.now()
+        if output_tokens > 0 and now_s - self._seen_s >= LENGTHS_EVERY_S:
+            self._seen_s = now_s
+            self.lengths.saw(model, route, output_tokens, truncated=truncated)
+
+    # -- replicas and time
+
+    def tick(self) -> None:
+        """Replicas may have come, gone or recovered."""
+        for station in [*self._stations.values(), *self._retired]:
+            if station.desk.waiting:
+                self._refresh(station)
+                self._carry_out(station, station.desk.tick(self._plane.now()))
+                if not station.views:
+                    for placement in [one for one in self._placements.values() if one.station is station]:
+                        placement.give_up_without_hope()
+        self._retired = [station for station in self._retired if station.desk.waiting]
+
+    def forget(self, name: str) -> None:
+        """A backend was removed."""
+        self.engines.forget(name)
+        for station in self._stations.values():
+            if station.client is not None:
+                station.client.removed(name)
+
+    def adopt(self) -> None:
+        """The configuration changed: new jobs meet new rules, those who wait leave by the old ones."""
+        self._retired += [station for station in self._stations.values() if station.desk.waiting]
+        for station in self._stations.values():
+            if station.client is not None and not station.desk.waiting:
+                self._plane.spawn(station.client.close())
+        self._stations = {}
+        self._without.clear()
+
+    async def close(self) -> None:
+        """Give up timers and probes."""
+        for station in [*self._stations.values(), *self._retired]:
+            self._disarm(station)
+            if station.client is not None:
+                await station.client.close()
+
+    def _refresh(self, station: Station) -> None:
+        self._sync(station, self._plane.fleet.routable(station.model, "generate"))
+
+    def _sync(self, station: Station, views: Sequence[Replica]) -> None:
+        if views is station.views:
+            return
+        station.views = views
+        for view in views:
+            self.engines.mirror(view)
+            view.sidecar = bool(view.spec.sidecar)
+            if view.sidecar:
+                self._probe_client(station, view)
+        station.desk.sync(views)
+
+    def _probe_client(self, station: Station, view: Replica) -> None:
+        if station.client is None:
+            station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, _unix_ms)
+        if view.name not in station.client:
+            station.client.added(view.name, view.spec.sidecar, view.spec.sidecar_token)
+
+    # -- actions
+
+    def _carry_out(self, station: Station, actions: Sequence[Action]) -> None:
+        fleet = self._plane.fleet
+        for action in actions:
+            placement = self._placements[action.job.id]
+            if isinstance(action, Dispatch):
+                replica = fleet.get(action.name)
+                assert replica is not None, action.name
+                self.prompt_tokens += action.job.prompt_tokens
+                self.hit_tokens += action.hit_tokens
+                if replica.sidecar and station.client is not None:
+                    station.client.reserve(action.name, action.job)
+                placement.sent_by_desk(replica, action)
+            else:
+                assert station.client is not None
+                station.client.ask(action.names, action.job, partial(self._probed, station, action.job))
+        if station.desk.waiting or station.timer is not None:
+            self._arm(station)
+
+    def _probed(self, station: Station, job: Job, replies: Mapping[str, ProbeReply | None]) -> None:
+        if job.id in self._placements:
+            self._refresh(station)
+            self._carry_out(station, station.desk.probed(job.id, replies, self._plane.now()))
+
+    def _arm(self, station: Station) -> None:
+        due_s = station.desk.due_s if station.desk.waiting else NEVER
+        if due_s >= station.due_s - TICK_MIN_S and station.timer is not None and due_s != NEVER:
+            return  # called early enough anyway
+        self._disarm(station)
+        if due_s != NEVER:
+            station.due_s = due_s
+            wait_s = max(TICK_MIN_S, due_s - self._plane.now())
+            station.timer = self._plane.loop.call_later(wait_s, self._due, station)
+
+    @staticmethod
+    def _disarm(station: Station) -> None:
+        if station.timer is not None:
+            station.timer.cancel()
+            station.timer = None
+        station.due_s = NEVER
+
+    def _due(self, station: Station) -> None:
+        station.timer, station.due_s = None, NEVER
+        self._refresh(station)
+        self._carry_out(station, station.desk.tick(self._plane.now()))
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,96 @@
+"""What is believed of each backend's engine, and its mirror: settings first, then what it reports, then its profile, then
+a guess that `pace` corrects. Shell only by reading profile files.
+"""
+
+from collections import deque
+from dataclasses import replace
+
+from backends.base import EngineReport
+from gateway.config import BackendSpec
+from gateway.fleet import Replica
+from predictor.catalog import ProfileError, engine_profile
+from predictor.mirror import Mirror
+from predictor.profile import EngineLimits, StepProfile
+
+# About a 7B model on one H100: the shape counts, since the factor is learned.
+GUESSED_STEPS = StepProfile(6.22e-3, 18.0e-6, 10.8e-6, 18.5e-9, 692e-12, 160, 0.0, "h")
+# What nothing is known of must hold nobody back.
+GUESSED_LIMITS = EngineLimits(65536, 16, 1024, 2048, 131072)
+NOT_REPORTED = EngineReport()
+
+
+def believed(spec: BackendSpec, report: EngineReport, max_model_len: int) -> tuple[StepProfile, EngineLimits]:
+    """Step times and limits of a backend's engine. Raises ProfileError when its profile can't be used."""
+    steps, limits = GUESSED_STEPS.scaled(1.0 / spec.weight), GUESSED_LIMITS
+    if spec.profile:
+        found = engine_profile(spec.profile)
+        steps, limits = found.step, found.limits or limits
+    kv_blocks = spec.kv_blocks or report.kv_blocks or limits.kv_blocks
+    block_size = spec.block_size or report.block_size or limits.block_size
+    seqs = spec.max_num_seqs or limits.max_num_seqs
+    tokens = max(seqs, spec.max_num_batched_tokens or limits.max_num_batched_tokens)
+    length = min(max_model_len or limits.max_model_len, kv_blocks * block_size)
+    limits = replace(
+        limits,
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        watermark_blocks=min(limits.watermark_blocks, kv_blocks - 1),
+    )
+    return steps, limits
+
+
+SURPLUS_REPORTS = 3
+
+
+class Engines:
+    """Gives replicas their mirrors, and keeps those true to what becomes known. `problems` tell of profiles that can't
+    be used."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, EngineReport] = {}
+        self._surplus: dict[str, deque[int]] = {}
+        self.problems: list[str] = []
+
+    def mirror(self, replica: Replica) -> Mirror:
+        """The replica's mirror, made when first asked for."""
+        mirror = replica.mirror
+        if mirror is None:
+            mirror = replica.mirror = Mirror(*self._believed(replica), learns=True)
+        return mirror
+
+    def reported(self, replica: Replica, report: EngineReport) -> None:
+        """What the engine says of itself."""
+        known = self._reports.get(replica.name, NOT_REPORTED)
+        self._reports[replica.name] = report
+        mirror = replica.mirror
+        if mirror is None:
+            return
+        if (known.kv_blocks, known.block_size) != (report.kv_blocks, report.block_size):
+            mirror.retune(*self._believed(replica))
+        if report.requests >= 0:
+            # A report is a moment old: what ended or came meanwhile is nobody else's traffic. That lasts.
+            recent = self._surplus.setdefault(replica.name, deque(maxlen=SURPLUS_REPORTS))
+            recent.append(report.requests - max(len(mirror), replica.in_flight))
+            others = min(recent) if len(recent) == SURPLUS_REPORTS else 0
+            mirror.reported(len(mirror) + max(0, others), max(0.0, report.kv_usage))
+
+    def take_problems(self) -> list[str]:
+        """What went wrong since the last call."""
+        taken, self.problems = self.problems, []
+        return taken
+
+    def forget(self, name: str) -> None:
+        """The backend is gone."""
+        self._reports.pop(name, None)
+        self._surplus.pop(name, None)
+
+    def _believed(self, replica: Replica) -> tuple[StepProfile, EngineLimits]:
+        spec, report = replica.spec, self._reports.get(replica.name, NOT_REPORTED)
+        try:
+            return believed(spec, report, replica.identity.max_model_len)
+        except (ProfileError, ValueError) as error:
+            self.problems.append(f"{spec.name}: {error}")
+            return GUESSED_STEPS, GUESSED_LIMITS
