@@ -129,3 +129,19 @@ def test_the_proxies_figures_fit_the_gateways_defaults() -> None:
     assert setting_s("haproxy.cfg", "timeout client") >= setting_s("haproxy.cfg", "timeout server")
     assert setting_s("haproxy.cfg", "timeout http-request") <= timeouts.head_s
     assert f"client_max_body_size {Limits().body_bytes >> 20}m;" in (SOURCE / "nginx.conf").read_text()
+
+
+def test_sidecar_unit_reads_what_the_engines_unit_publishes() -> None:
+    engine, sidecar = unit("vllm@.service"), unit("leeway-sidecar@.service")
+    (start,) = sidecar["ExecStart"]
+    options = dict(re.findall(r"(--[a-z-]+) (\S+)", start))
+    assert f"LEEWAY_SNAPSHOT={options['--state']}" in engine["Environment"]
+    assert options["--state"] == f"/run/{engine['RuntimeDirectory'][0]}/leeway"
+    assert engine["EnvironmentFile"] == sidecar["EnvironmentFile"]
+    code, known, _ = asyncio.run(output_of(sys.executable, "-m", "gateway", "sidecar", "--help"))
+    assert code == 0
+    assert all(name in known for name in options)
+    said = (SOURCE / "leeway-sidecar@.service").read_text()
+    assert all(f"#     {name}=" in said for name in re.findall(r"\$\{(\w+)\}", start))
+    (scheduler,) = re.findall(r"--scheduler-cls backends\.vllm_scheduler\.(\w+)", said)
+    assert f"class {scheduler}(" in (ROOT / "backends" / "vllm_scheduler.py").read_text()
