@@ -15,6 +15,7 @@ from collections.abc import MutableSequence, Sequence
 from predictor.profile import EngineLimits
 from predictor.snapshot import Resident
 
+COMPILED = not __file__.endswith(".py")
 _COUNT_MAX = 2**31 - 1
 
 
@@ -24,7 +25,7 @@ class UnfitError(ValueError):
 
 def _zeros(n: int) -> MutableSequence[int]:
     """Lists are a quarter faster than arrays when interpreted; compiled, the fields are views of arrays."""
-    return [0] * n if __file__.endswith(".py") else array("q", bytes(8 * n))
+    return array("q", bytes(8 * n)) if COMPILED else [0] * n
 
 
 class Kernel:
@@ -78,11 +79,9 @@ class Kernel:
         for i in range(self.bs):
             self.phases[i] = 0
         for i in range(n):
+            self._load_counts(running[i] if i < nrun else waiting[i - nrun], i)
             if i < nrun:
-                self._load_counts(running[i], i)
                 held += self._load_running(i, i == nrun - 1)
-            else:
-                self._load_counts(waiting[i - nrun], i)
         for i in range(self.nd):
             self.ends0[i] = self.ends[i]
         for i in range(self.bs):

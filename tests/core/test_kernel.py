@@ -26,6 +26,7 @@ def form(request: pytest.FixtureRequest) -> ModuleType:
 
 def test_the_compiled_form_is_there_where_it_can_be_built() -> None:
     assert is_compiled(kernel) == has_compiler(), kernel.__file__
+    assert [module.COMPILED for module in FORMS.values()] == [name == "compiled" for name in FORMS]
 
 
 def same(left: float, right: float) -> bool:
