@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -20,7 +20,7 @@ cli = typer.Typer(
 Config = Annotated[str, typer.Argument(help="The configuration file; gateway.toml in the repository shows every option.")]
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(message, file=sys.stderr)
     raise typer.Exit(1)
 
@@ -94,7 +94,7 @@ def mock(
     port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8100,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     model: Annotated[list[str] | None, typer.Option(help="Served model name (repeatable).")] = None,
-    speed: Annotated[str, typer.Option(help="demo-fast, demo-slow or instant.")] = "demo-fast",
+    speed: Annotated[str, typer.Option(help="demo-fast, demo-slow, instant or a profile's name.")] = "demo-fast",
     name: Annotated[str, typer.Option(help="The engine's name in its answers.")] = "mock",
     pooling: Annotated[bool, typer.Option("--pooling", help="Serve embeddings and scores instead of text.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answer lengths.")] = 0,
@@ -104,18 +104,19 @@ def mock(
 ) -> None:
     """Run one simulated vLLM server: OpenAI and Anthropic faces, /metrics, continuous batching in real time."""
     from backends.mock import MockConfig, serve_mock
-    from predictor.profile import PRESETS, preset
+    from predictor.catalog import ProfileError, engine_profile
     from predictor.sidecar import SidecarConfig
 
-    if speed not in PRESETS:
-        _fail(f"--speed must be one of {', '.join(sorted(PRESETS))}")
-    chosen = preset(speed)
+    try:
+        chosen = engine_profile(speed)
+    except ProfileError as error:
+        _fail(f"--speed: {error}")
     config = MockConfig(
         name=name,
         models=tuple(model or ("mock",)),
         host=host,
         port=port,
-        profile=chosen.profile,
+        profile=chosen.step,
         limits=chosen.limits,
         api_key=api_key or None,
         seed=seed,
