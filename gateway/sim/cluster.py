@@ -19,7 +19,7 @@ from gateway.sim.outcome import Outcome, Sent, Track
 from gateway.sim.probing import Sidecars
 from gateway.sim.scenario import MODEL, FailureSpec, PolicySpec, Scenario
 from gateway.sim.stalls import Clock
-from gateway.sim.truth import Engine, StepSight, make_engine
+from gateway.sim.truth import Engine, Relayed, StepSight, make_engine
 from gateway.sim.workload import SimRequest
 from gateway.views import View
 from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request
@@ -197,7 +197,8 @@ class Cluster:
         engine.submit(
             Request(request.id, request.prompt_tokens, request.output_tokens, request.arrival_s, request.prefix), now_s
         )
-        track.desk.started(request.id, engine.progress(request.id))
+        progress = engine.progress(request.id)
+        track.desk.started(request.id, progress if self._scenario.view.sight else Relayed(progress))
         self._await(index)
 
     def _await(self, index: int) -> None:

@@ -66,8 +66,8 @@ class ViewSpec:
     snapshots between the two ages of `snapshot_age_s` (0, 0: the state of the moment). `latency_noise` multiplies each
     probed latency, `length_noise` the length told to each probed instance, by 1 + N(0, x) within [0.1, 5].
     `gateways` share the arrivals in turn and know only their own dispatches, beside what probes tell and what engines
-    report of themselves every `report_s` (0: never). `sight` lets mirrors see when a step ends, `learns` lets them learn
-    an engine's pace.
+    report of themselves every `report_s` (0: never). `sight` lets mirrors see when a step ends and how far prompts are,
+    `learns` lets them learn an engine's pace.
     """
 
     dispatch_s: float = 0.0
@@ -78,7 +78,7 @@ class ViewSpec:
     gateways: int = 1
     report_s: float = 0.0
     sight: bool = False
-    learns: bool = False
+    learns: bool = True
 
     def __post_init__(self) -> None:
         for key in ("dispatch_s", "feedback_s", "latency_noise", "length_noise", "report_s"):

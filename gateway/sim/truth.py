@@ -59,6 +59,21 @@ class StepSight:
         return self._engine.current_step_ends_at_s()
 
 
+class Relayed:
+    """What a gateway sees of a request that it relays: the tokens that came, not how far the prompt is."""
+
+    __slots__ = ("_progress",)
+    computed = -1
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far."""
+        return self._progress.generated
+
+
 class SteppedEngine:
     """An Instance with stalls: every step is an event, prefixes are reused."""
 

@@ -10,7 +10,7 @@ from gateway.desk import Desk, EngineView
 from gateway.jobs import Action, Dispatch, Job, Probe
 from gateway.sim.probing import Sidecars
 from gateway.sim.scenario import PolicySpec, Scenario
-from gateway.sim.truth import SteppedEngine
+from gateway.sim.truth import Relayed, SteppedEngine
 from gateway.sim.workload import SimRequest
 from predictor.instance import Instance
 from predictor.request import Request, Timeline
@@ -52,7 +52,7 @@ class Shell:
         clock = LoopClock(self.loop)
         self._sidecars = Sidecars(scenario, policy, list(engines), clock, Random(f"probes {seed}"))  # type: ignore[arg-type]
         self._desk = Desk(policy.rule, Random(f"gateway {seed} 0"), own_dispatches=policy.own_dispatches)
-        views = [EngineView(kind.profile, kind.limits, sidecar=policy.sidecar) for kind in kinds]
+        views = [EngineView(kind.profile, kind.limits, sidecar=policy.sidecar, learns=True) for kind in kinds]
         self._desk.sync([view.view(f"r{i}") for i, view in enumerate(views)])
         self._due_s = float("inf")
         self._over = asyncio.Event()
@@ -97,7 +97,7 @@ class Shell:
         track = Track(ask, "stop", lambda: None)
         track.wake = partial(self._woken, track)
         self._cores[index].submit(track)
-        self._desk.started(request.id, self._cores[index].instance.progress(request.id))
+        self._desk.started(request.id, Relayed(self._cores[index].instance.progress(request.id)))
 
     def _woken(self, track: Track) -> None:
         name = track.request.id

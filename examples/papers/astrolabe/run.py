@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 from experiments import EXPERIMENTS, Bench
+from peers import peers
 
 from gateway.sim.campaign import Campaign, sources_hash
 
+EVERY = {**EXPERIMENTS, "peers": peers}
 ROOT = Path(__file__).parents[3]
 HEAD = """# Astrolabe: what the simulator gives
 
@@ -29,7 +31,7 @@ Repeat with `make paper-astrolabe` (arguments in `PAPER_ARGS`)."""
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--only", default=",".join(EXPERIMENTS), help="experiments, comma-separated")
+    parser.add_argument("--only", default=",".join(EVERY), help="experiments, comma-separated")
     parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds")
     parser.add_argument("--requests", type=int, default=0, help="requests a run, instead of 10,000")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -41,7 +43,7 @@ def main() -> None:
     bench = Bench(campaign, Path(data) if data else None, given.seeds, given.requests)
     parts, figures = [HEAD], {}
     for name in given.only.split(","):
-        section = EXPERIMENTS[name](bench)
+        section = EVERY[name](bench)
         parts.append(f"## {section.title}\n\n" + "\n".join(section.lines).strip())
         figures.update(section.figures)
     given.out.parent.mkdir(parents=True, exist_ok=True)
