@@ -1,9 +1,10 @@
 """Asking the sidecars of several backends at once, under one deadline. Shell, and lean: two asks for each request.
 
-One kept connection to each sidecar, on which asks follow each other without waiting (HTTP/1.1 pipelining), so that a
-busy moment costs one write and one read for many asks. Nothing here raises or waits beyond the deadline: a sidecar
-that is late has no entry in the result, one that failed has None, and one that can't be reached is left alone for
-a moment. Answers must have a Content-Length (docs/wire.md); what else comes ends the connection.
+One kept connection to each sidecar, on which asks follow each other without waiting (HTTP/1.1 pipelining). What is sent
+in one turn of the loop goes out in one write; a reservation waits a moment for the next ask to go with.
+Nothing here raises or waits beyond the deadline: a sidecar that is late has no entry in the result, one that failed has
+None, and one that can't be reached is left alone for a moment. Answers must have a Content-Length (docs/wire.md); what
+else comes ends the connection.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ OUTSTANDING_MAX = 1024
 HUNG_S = 2.0
 CONNECT_S = 1.0
 BACKOFF_S = 0.5
+RESERVE_HOLD_S = 0.005
 
 
 class _Round:
@@ -70,7 +72,7 @@ class _Line(asyncio.Protocol):
         self._predict_head = f"POST {prefix}/predict{rest}".encode()
         self._reserve_head = f"POST {prefix}/reserve{rest}".encode()
         self._asked: deque[tuple[_Round | None, float]] = deque()
-        self._unsent: list[bytes] = []
+        self.unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self.connecting: asyncio.Task[None] | None = None
         self._rest = b""
@@ -80,19 +82,29 @@ class _Line(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<_Line {self.name} {'open' if self._transport else 'closed'} asked={len(self._asked)}>"
 
-    def ask(self, asked: _Round, body: bytes, now_s: float) -> None:
-        """Send an ask; its answer goes to `asked`."""
-        if self._ready(now_s):
-            self._asked.append((asked, now_s))
-            self._send(b"%b%d\r\n\r\n%b" % (self._predict_head, len(body), body))
-        else:
+    def ask(self, asked: _Round, body: bytes, now_s: float) -> bool:
+        """Have an ask sent with the next flush; its answer goes to `asked`. False, and it has failed, if that can't be."""
+        if not self._ready(now_s):
             asked.answered(self.name, None)
+            return False
+        self._asked.append((asked, now_s))
+        self.unsent.append(b"%b%d\r\n\r\n%b" % (self._predict_head, len(body), body))
+        return True
 
-    def reserve(self, body: bytes, now_s: float) -> None:
-        """Tell of a dispatch; the answer does not matter."""
-        if self._ready(now_s):
-            self._asked.append((None, now_s))
-            self._send(b"%b%d\r\n\r\n%b" % (self._reserve_head, len(body), body))
+    def reserve(self, body: bytes, now_s: float) -> bool:
+        """The same with a reservation, whose answer does not matter."""
+        if not self._ready(now_s):
+            return False
+        self._asked.append((None, now_s))
+        self.unsent.append(b"%b%d\r\n\r\n%b" % (self._reserve_head, len(body), body))
+        return True
+
+    def flush(self) -> None:
+        """Send what waits; while connecting it waits on."""
+        transport, unsent = self._transport, self.unsent
+        if transport is not None and unsent:
+            transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            unsent.clear()
 
     def close(self) -> None:
         """For good."""
@@ -113,12 +125,6 @@ class _Line(asyncio.Protocol):
         self.connecting = asyncio.create_task(self._connect())
         return True
 
-    def _send(self, message: bytes) -> None:
-        if self._transport is None:
-            self._unsent.append(message)
-        else:
-            self._transport.write(message)
-
     async def _connect(self) -> None:
         owner = self._owner
         loop = asyncio.get_running_loop()
@@ -138,7 +144,7 @@ class _Line(asyncio.Protocol):
             transport.abort()
         self._retry_s = now_s + BACKOFF_S
         self._rest = b""
-        self._unsent.clear()
+        self.unsent.clear()
         asked, self._asked = self._asked, deque()
         for one, _ in asked:
             if one is not None:
@@ -152,9 +158,7 @@ class _Line(asyncio.Protocol):
             transport.abort()  # type: ignore[attr-defined]
             return
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are no subclasses of asyncio's
-        if self._unsent:
-            transport.write(b"".join(self._unsent))  # type: ignore[attr-defined]
-            self._unsent.clear()
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
@@ -229,6 +233,8 @@ class ProbeClient:
         self._lines: dict[str, _Line] = {}
         self._rounds: deque[_Round] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Handle | None = None
+        self._flush_at: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<ProbeClient {list(self._lines.values())} rounds={len(self._rounds)}>"
@@ -257,8 +263,8 @@ class ProbeClient:
         for name, line in zip(names, asked, strict=True):
             if line is None:
                 one.answered(name, None)
-            else:
-                line.ask(one, body, now_s)
+            elif line.ask(one, body, now_s) and self._flushing is None:
+                self._flushing = asyncio.get_running_loop().call_soon(self._flush)
         one.missing -= 1
         if not one.missing:
             one.expire()
@@ -281,14 +287,17 @@ class ProbeClient:
     def reserve(self, name: str, job: JobLike) -> None:
         """Tell a backend's sidecar that `job` is on its way there. Nothing is waited for."""
         line = self._lines.get(name)
-        if line is not None:
-            line.reserve(encode_ask(job, self._unix_ms()), self.now())
+        if line is None or not line.reserve(encode_ask(job, self._unix_ms()), self.now()):
+            return
+        if self._flushing is None and self._flush_at is None:
+            self._flush_at = asyncio.get_running_loop().call_later(RESERVE_HOLD_S, self._flush_late)
 
     async def close(self) -> None:
         """Give up everything under way."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for handle in (self._timer, self._flushing, self._flush_at):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._flushing = self._flush_at = None
         connecting = [line.connecting for line in self._lines.values() if line.connecting is not None]
         for name in list(self._lines):
             self.removed(name)
@@ -301,6 +310,19 @@ class ProbeClient:
         if not addresses:
             raise OSError("the sidecar's address is not allowed")
         return addresses[0]
+
+    def _flush(self) -> None:
+        """The end of a turn in which something was asked."""
+        self._flushing = None
+        for line in self._lines.values():
+            if line.unsent:
+                line.flush()
+
+    def _flush_late(self) -> None:
+        """No ask came by to go with."""
+        self._flush_at = None
+        if self._flushing is None:
+            self._flush()
 
     def _arm(self, wait_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._on_due)

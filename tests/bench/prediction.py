@@ -99,6 +99,8 @@ class Watcher:
         profile, error = fit(typical(self.steps), "h")
         self.pace = StepCorrection(profile)
         self.oracle = Oracle(self.pace)
+        assert self._last is not None
+        self.oracle.saw(self._last)
         return profile, error
 
 
@@ -222,8 +224,16 @@ def noise(steps: Sequence[Step]) -> float:
 
 async def measure(url: str, state: str, seconds: float, seed: int) -> dict[str, float]:
     watcher = Watcher(state)
-    watching = asyncio.create_task(watcher.run())
     driver = Driver(url, watcher, seed)
+    watching = asyncio.create_task(watcher.run())
+    try:
+        return await drive(watcher, driver, seconds)
+    finally:
+        watching.cancel()
+        await driver.close()
+
+
+async def drive(watcher: Watcher, driver: Driver, seconds: float) -> dict[str, float]:
     out: dict[str, float] = {}
     for rate in (0.7, 1.8):
         await driver.open_loop(rate, seconds * 0.7, driver.fixed)
@@ -244,8 +254,6 @@ async def measure(url: str, state: str, seconds: float, seed: int) -> dict[str, 
     for rate in RATES_PER_S[::2]:
         await driver.open_loop(rate, seconds, driver.natural)
     out |= figures(driver.outcomes, "_natural")
-    watching.cancel()
-    await driver.close()
     return out
 
 

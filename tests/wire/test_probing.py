@@ -169,7 +169,10 @@ def test_bad_answer_is_none_at_once_and_the_other_counts(answer: bytes) -> None:
         async with Scripted(answering(answer)).running() as bad, Scripted(answering(good())).running() as fine:
             client.added("bad", bad.url)
             client.added("fine", fine.url)
-            assert repr(await in_time(client, "bad", "fine")) == repr({"bad": None, "fine": REPLY})
+            replies = await in_time(client, "bad", "fine")
+            assert replies.keys() == {"bad", "fine"}
+            assert replies["bad"] is None
+            assert repr(replies["fine"]) == repr(REPLY)
 
     run(scenario)
 
@@ -285,6 +288,30 @@ def test_connection_that_breaks_under_asks_fails_them_and_backs_off() -> None:
             for _ in range(20):
                 assert await in_time(client, "a") == {"a": None}
             assert sidecar.connections == 1  # within the back-off
+
+    run(scenario)
+
+
+def test_reservation_goes_with_the_next_ask_or_soon_by_itself() -> None:
+    async def scenario(client: ProbeClient) -> None:
+        told: list[bytes] = []
+        alone = asyncio.Event()
+
+        async def play(link: Link) -> None:
+            while True:
+                told.append(await link.request())
+                link.writer.write(good())
+                if told == [b"/predict", b"/reserve", b"/predict", b"/reserve"]:
+                    alone.set()
+
+        async with Scripted(play).running() as sidecar:
+            client.added("a", sidecar.url)
+            await in_time(client, "a")
+            client.reserve("a", JOB)
+            await in_time(client, "a")
+            assert told == [b"/predict", b"/reserve", b"/predict"]
+            client.reserve("a", JOB)
+            await asyncio.wait_for(alone.wait(), 1.0)
 
     run(scenario)
 
