@@ -101,10 +101,12 @@ class Desks:
             return None
         if not self._plane.config.queue.size:
             rule = replace(rule, binding="early")  # nobody may wait
-        station = self._stations[model] = Station(model, Desk(rule, self._rng))
+        station = self._stations[model] = Station(model, Desk(rule, self._rng, own_dispatches=False))  # sidecars are told
         return station
 
-    def job(self, model: str, session: str, route: str, body: bytes, max_tokens: int, arrival_s: float) -> Job:
+    def job(
+        self, model: str, session: str, route: str, body: bytes, max_tokens: int, arrival_s: float, request_id: str = ""
+    ) -> Job:
         """A request as a desk sees it."""
         self._count += 1
         return Job(
@@ -115,6 +117,7 @@ class Desks:
             arrival_s,
             prefix_hashes(body),
             session,
+            request_id=request_id,
         )
 
     def _lengths(self, model: str, route: str, max_tokens: int) -> LengthEstimate:

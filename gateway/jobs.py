@@ -14,7 +14,8 @@ PREFIX_BLOCK_TOKENS = 512
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request to place. `prefix` hashes its full prompt blocks of `block_tokens` in order, each hash standing for
-    all text up to its block's end; empty where prefixes are not followed. `arrival_s` is of the desk's clock."""
+    all text up to its block's end; empty where prefixes are not followed. `arrival_s` is of the desk's clock.
+    `id` is the desk's own; `request_id` the one under which the engine gets it, for sidecars ("": the same)."""
 
     id: str
     model: str
@@ -24,6 +25,7 @@ class Job:
     prefix: tuple[int, ...] = ()
     session: str = ""
     block_tokens: int = PREFIX_BLOCK_TOKENS
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

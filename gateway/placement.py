@@ -78,7 +78,9 @@ class Placement:
             station = self.station = plane.desks.station(ask.model, account.route)
             if station is not None:
                 self._max_tokens = max_tokens
-                self._job = plane.desks.job(ask.model, ask.session, account.route, body, max_tokens, account.accepted_s)
+                self._job = plane.desks.job(
+                    ask.model, ask.session, account.route, body, max_tokens, account.accepted_s, account.request_id
+                )
         self.start()
 
     def start(self) -> None:

@@ -35,6 +35,8 @@ class JobLike(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def request_id(self) -> str: ...
+    @property
     def model(self) -> str: ...
     @property
     def prompt_tokens(self) -> int: ...
@@ -58,6 +60,11 @@ class Ask:
     block_tokens: int = 0
     harm: bool = False
 
+    @property
+    def request_id(self) -> str:
+        """The id under which the engine gets it."""
+        return self.id
+
 
 def encode_ask(job: JobLike, now_unix_ms: int) -> bytes:
     """The body of /predict and of /reserve."""
@@ -65,7 +72,7 @@ def encode_ask(job: JobLike, now_unix_ms: int) -> bytes:
     return orjson.dumps(
         {
             "v": WIRE_VERSION,
-            "id": job.id,
+            "id": job.request_id or job.id,
             "model": job.model,
             "prompt_tokens": job.prompt_tokens,
             "prefix_hashes": job.prefix[:PREFIX_HASHES_MAX],
