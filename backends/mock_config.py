@@ -1,5 +1,6 @@
 """Settings of the simulated engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from predictor.profile import PRESETS, EngineLimits, StepProfile
@@ -11,7 +12,8 @@ class MockConfig:
     """One simulated engine. Raises ValueError on settings that cannot work.
 
     `models` are names of one and the same model, the first being its own; port 0 takes a free one.
-    An answer without other bounds has a lognormal length of mean `output_tokens_mean`, drawn from `seed` and prompt.
+    An answer without other bounds has a lognormal length of mean `output_tokens_mean`, drawn from `seed` and prompt, or
+    the length that `output_tokens` says of the prompt's text.
     `sidecar`: serve one beside the engine, on a port of its own.
     `enable_prefix_caching` and `enable_prompt_tokens_details` (cached tokens in usage) are vLLM's, as are their defaults.
     More than `max_queued` waiting sequences are refused with 503; None never refuses, as vLLM does by default.
@@ -28,6 +30,7 @@ class MockConfig:
     pooling: bool = False
     output_tokens_mean: float = 128.0
     output_tokens_sigma: float = 0.8
+    output_tokens: Callable[[str], int] | None = None
     enable_prefix_caching: bool = True
     enable_prompt_tokens_details: bool = False
     max_queued: int | None = None

@@ -146,6 +146,8 @@ class Serving:
         self.refused = 0
         self.finished = 0
         self.aborted = 0
+        self.prompt_tokens = 0  # of ended requests, as is the next
+        self.cached_tokens = 0
         self.recent: deque[SeenRequest] = deque(maxlen=config.recent_requests_max)
         self._open: set[Generation] = set()
         self._serial = 0
@@ -186,6 +188,8 @@ class Serving:
     def close(self, generation: Generation) -> None:
         """Abort what still runs of a generation and count how it went."""
         self._open.remove(generation)
+        self.prompt_tokens += generation.ask.prompt_tokens
+        self.cached_tokens += generation.cached_tokens
         if any(track.ended in (None, "abort") for track in generation.tracks):
             self.aborted += 1
         else:
@@ -232,10 +236,14 @@ class Serving:
             return Reply(seed, min(len(fixed), bound), reason, fixed, ask.form.tool)
         if ask.ignore_eos:
             return Reply(seed, bound, "length")
-        config = self.config
-        wish = natural_tokens(stable_hash(config.seed, seed), config.output_tokens_mean, config.output_tokens_sigma)
-        wish = max(wish, ask.min_tokens)
+        wish = max(self._natural(prompt, seed), ask.min_tokens)
         return Reply(seed, min(wish, bound), "stop" if wish <= bound else "length")
+
+    def _natural(self, prompt: Prompt, seed: int) -> int:
+        config = self.config
+        if config.output_tokens is not None:
+            return max(1, config.output_tokens(prompt.text))
+        return natural_tokens(stable_hash(config.seed, seed), config.output_tokens_mean, config.output_tokens_sigma)
 
     def _room(self, ask: Ask, prompt: Prompt) -> int:
         """Tokens left for the answer; ApiError 400 if prompt and demanded answer do not fit the context."""

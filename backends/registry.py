@@ -1,5 +1,6 @@
 """Engine names to adapters and to sources of their state, and the detection behind `engine = "auto"`. Shell."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from backends.base import Adapter, ControlHttp
@@ -24,16 +25,21 @@ async def adapter_for(engine: str, http: ControlHttp) -> Adapter:
     return ADAPTERS["vllm"] if await is_vllm(http) else ADAPTERS["openai"]
 
 
-def snapshot_source(engine: str, path: str) -> tuple[SnapshotSource, Literal["monotonic", "wall"]]:
+def snapshot_source(
+    engine: str, path: str, sizes: Mapping[str, int] = {}
+) -> tuple[SnapshotSource, Literal["monotonic", "wall"]]:
     """Where the state of an engine on this machine is read, and the clock of its stamps: `vllm` by its SnapshotScheduler's
-    file, `sglang` by its load snapshot. "" is the engine's usual place. Raises ValueError for other engines.
+    file, `sglang` by its load snapshot. "" is the engine's usual place. `sizes` are what SGLang's does not say
+    (SglangSizes). Raises ValueError for other engines and sizes.
     """
+    if engine != "sglang" and sizes:
+        raise ValueError(f"engine {engine!r} says its sizes itself")
     if engine == "vllm":
         from backends.shared_source import DEFAULT_PATH, SharedRecordSource  # not for the gateway, which needs none of it
 
         return SharedRecordSource(path or DEFAULT_PATH), "monotonic"
     if engine == "sglang":
-        from backends.sglang_load import SglangLoadSource
+        from backends.sglang_load import SglangLoadSource, sizes_of
 
-        return SglangLoadSource(path), "wall"
+        return SglangLoadSource(path, sizes=sizes_of(sizes)), "wall"
     raise ValueError(f"engine {engine!r} publishes no state; known: vllm, sglang")

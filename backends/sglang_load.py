@@ -11,7 +11,8 @@ import glob
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import msgspec
 
@@ -48,6 +49,17 @@ class SglangSizes:
     page_tokens: int = 1
     max_model_len: int = 0  # 0: as much as the KV cache holds
     expected_tokens: int = 256
+
+
+def sizes_of(given: Mapping[str, int]) -> SglangSizes:
+    """Sizes by name. Raises ValueError for unknown names and impossible values."""
+    known = [field.name for field in fields(SglangSizes)]
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"no size {name!r}; known: {', '.join(known)}")
+        if value < (name != "max_model_len"):
+            raise ValueError(f"{name} must be at least 1")
+    return SglangSizes(**given)
 
 
 _decoder = msgspec.msgpack.Decoder(Load)

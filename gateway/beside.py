@@ -13,11 +13,18 @@ from predictor.sidecar import Sidecar, SidecarConfig, serve_sidecar
 _CLOCKS: dict[str, Callable[[], float]] = {"monotonic": time.monotonic, "wall": time.time}  # noqa: TID251 - SGLang's stamps
 
 
-def make_sidecar(engine: str, state: str, profile: str, config: SidecarConfig) -> Sidecar:
-    """The sidecar of the engine that publishes at `state`. Raises ValueError when engine or profile is not known."""
-    source, clock = snapshot_source(engine, state)
+def make_sidecar(engine: str, state: str, profile: str, sizes: list[str], config: SidecarConfig) -> Sidecar:
+    """The sidecar of the engine that publishes at `state`. Raises ValueError when engine, profile or a size is not known."""
+    source, clock = snapshot_source(engine, state, dict(_size(text) for text in sizes))
     found = engine_profile(profile)
     return Sidecar(source, Oracle(StepCorrection(found.step), found.overhead_s), config, _CLOCKS[clock])
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not number.isdecimal():
+        raise ValueError(f"--size {text}: expected NAME=N")
+    return name, int(number)
 
 
 def read_token(token: str, token_file: str) -> str:

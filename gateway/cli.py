@@ -136,6 +136,10 @@ def sidecar(
     engine: Annotated[str, typer.Option(help="vllm (with --scheduler-cls backends.vllm_scheduler...) or sglang.")] = "vllm",
     state: Annotated[str, typer.Option(help="Where the engine publishes its state; empty: its usual place.")] = "",
     profile: Annotated[str, typer.Option(help="The engine's step times: a shipped name or a TOML file.")] = "demo-fast",
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="SGLang: chunk_tokens, page_tokens, max_model_len or expected_tokens, as NAME=N (repeatable)."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8200,
     token: Annotated[str, typer.Option(envvar="LEEWAY_SIDECAR_TOKEN", help="Token that requests must carry.")] = "",
@@ -147,7 +151,7 @@ def sidecar(
 
     try:
         config = SidecarConfig(host, port, beside.read_token(token, token_file))
-        made = beside.make_sidecar(engine, state, profile, config)
+        made = beside.make_sidecar(engine, state, profile, size or [], config)
     except (ValueError, OSError) as error:
         _fail(str(error))
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.registry import snapshot_source
 from backends.sglang_load import Load as Read
 from backends.sglang_load import SglangLoadSource, SglangSizes, find_file, state_of
 from predictor.sighting import NoSightError
@@ -155,3 +156,24 @@ def test_whatever_the_counts_the_state_is_an_engines(running: int, used: int, wa
 
 def test_file_is_looked_for_only_without_a_path(tmp_path: Path) -> None:
     assert find_file(os.fspath(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sizes", "said"),
+    [
+        ("sglang", {"page": 16}, "known: chunk_tokens, page_tokens"),
+        ("sglang", {"page_tokens": 0}, "at least 1"),
+        ("vllm", {"page_tokens": 16}, "itself"),
+        ("openai", {}, "known: vllm, sglang"),
+    ],
+)
+def test_wrong_sizes_and_engines_are_told(engine: str, sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        snapshot_source(engine, "", sizes)
+
+
+def test_sizes_reach_the_source(file: File) -> None:
+    file.write(0, BUSY)
+    source, clock = snapshot_source("sglang", str(file.path), {"page_tokens": 16, "chunk_tokens": 2048, "max_model_len": 0})
+    limits = source.look(1000.0).snapshot.limits
+    assert (clock, limits.block_size, limits.max_num_batched_tokens, limits.max_model_len) == ("wall", 16, 2048, 40_000)
