@@ -19,6 +19,7 @@ from gateway.jobs import Dispatch, Job
 from gateway.policies.table import COUNTING
 from gateway.probing import ProbeClient
 from gateway.prompt import prefix_hashes, prompt_tokens
+from gateway.relay.splice import BodyFields
 from predictor.lengths import RunningQuantiles, capped
 from predictor.request import LengthEstimate
 from predictor.snapshot import ProbeReply
@@ -105,7 +106,7 @@ class Desks:
         return station
 
     def job(
-        self, model: str, session: str, route: str, body: bytes, max_tokens: int, arrival_s: float, request_id: str = ""
+        self, model: str, session: str, route: str, body: bytes, fields: BodyFields, arrival_s: float, request_id: str = ""
     ) -> Job:
         """A request as a desk sees it."""
         self._count += 1
@@ -113,9 +114,9 @@ class Desks:
             str(self._count),
             model,
             prompt_tokens(len(body)),
-            self._lengths(model, route, max_tokens),
+            self._lengths(model, route, fields.max_tokens),
             arrival_s,
-            prefix_hashes(body),
+            prefix_hashes(body, fields.parts),
             session,
             request_id=request_id,
         )

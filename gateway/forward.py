@@ -140,7 +140,7 @@ class Exchange:
         placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
         if plane.fleet.has_drops:
             placement.avoid_droppers(self._hash_body() or 0)
-        placement.begin(intake.body, fields.max_tokens)
+        placement.begin(intake.body, fields)
 
     def _enter_key(self) -> None:
         key = self._intake.verdict.client

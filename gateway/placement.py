@@ -17,6 +17,7 @@ from gateway.dispatch import Ask, Hold
 from gateway.fleet import Failure, Replica
 from gateway.jobs import Dispatch, Job
 from gateway.relay.pool import BackendPool, ConnectFailedError
+from gateway.relay.splice import BodyFields
 from gateway.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -70,16 +71,16 @@ class Placement:
         if any(r.name not in droppers for r in fleet.routable(self._ask.model, self._kind)):
             self._tried = droppers
 
-    def begin(self, body: bytes, max_tokens: int) -> None:
+    def begin(self, body: bytes, fields: BodyFields) -> None:
         """Look for a place for the first time. Raises Refusal."""
         plane, ask, account = self._plane, self._ask, self._seeker.account
         assert ask is not None
         if self._kind == "generate":
             station = self.station = plane.desks.station(ask.model, account.route)
             if station is not None:
-                self._max_tokens = max_tokens
+                self._max_tokens = fields.max_tokens
                 self._job = plane.desks.job(
-                    ask.model, ask.session, account.route, body, max_tokens, account.accepted_s, account.request_id
+                    ask.model, ask.session, account.route, body, fields, account.accepted_s, account.request_id
                 )
         self.start()
 

@@ -20,7 +20,8 @@ WANTED = frozenset(
     ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
     + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
 )
-_RARE = WANTED - {"model", "stream", "max_tokens"}
+PARTS = ("tools", "system", "instructions")  # of a prompt, beside its messages
+_RARE = WANTED.union(PARTS) - {"model", "stream", "max_tokens"}
 MAX_VALUE_BYTES = 65536
 PARSER_DEPTH = 1024  # where orjson itself stops; a tighter bound needs the scan
 _MAX_KEY_BYTES = 6 * max(map(len, WANTED))  # every character as \\uXXXX
@@ -42,6 +43,7 @@ class BodyFields(NamedTuple):
     asks_usage: bool = False
     has_stream_options: bool = False
     previous_response_id: str = ""
+    parts: tuple[str, ...] = ()  # which of PARTS a body that was parsed has
 
 
 EMPTY = BodyFields()
@@ -74,6 +76,7 @@ def fields_of(parsed: dict[str, object]) -> BodyFields:
         asks_usage=isinstance(options, dict) and options.get("include_usage") is True,
         has_stream_options="stream_options" in parsed,
         previous_response_id=_text(get("previous_response_id")),
+        parts=tuple([part for part in PARTS if part in parsed]),
     )
 
 

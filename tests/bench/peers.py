@@ -163,7 +163,7 @@ def leeway_config(models: str) -> str:
 
 def leeway(place: Place) -> Command:
     """Power of two choices on requests in flight, as the rivals run it."""
-    return _leeway(place, '[models.m]\npolicy = "po2"\n')
+    return _leeway(place, '[models.m]\npolicy = "po2_requests"\n')
 
 
 def leeway_default(place: Place) -> Command:

@@ -186,7 +186,7 @@ class GatewayInside:
         """What /metrics would say of the tables that must be empty at rest."""
         plane = self.app.plane
         out: Metrics = {
-            "leeway_queue_depth": len(plane.line),
+            "leeway_queue_depth": plane.held,
             "leeway_client_connections": plane.connections,
             "leeway_held_body_bytes": plane.held_bytes,
         }

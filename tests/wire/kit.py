@@ -243,7 +243,7 @@ class _Held:
         self.streams = sum(replica.streams + replica.stalled for replica in plane.fleet)
         self.upstream = sum(pool.open_connections for pool in plane.pools())
         self.clients = plane.connections
-        self.waiting = len(plane.line)
+        self.waiting = plane.held
         self.body_bytes = plane.held_bytes
         self.tasks = len(asyncio.all_tasks())
         self.fds = len(os.listdir("/proc/self/fd"))

@@ -52,9 +52,9 @@ def test_case_2_2_leaving_while_in_the_queue() -> None:
         await rig.backend.called(1)
         second_id = second.ask(chat("second"))
         third.ask(chat("third"))
-        await until(lambda: len(rig.app.plane.line) == 2)
+        await until(lambda: rig.app.plane.held == 2)
         second.close()
-        await until(lambda: len(rig.app.plane.line) == 1)
+        await until(lambda: rig.app.plane.held == 1)
         first.close()
         calls = await rig.backend.called(2)
         assert b"third" in calls[1].body

@@ -204,7 +204,7 @@ def test_case_10_6_a_newcomer_is_waited_for(serves: str, status: int) -> None:
         assert (await rig.admin("POST", "/admin/backends", body)).status == 202
         await asked.wait()
         waiting = asyncio.create_task(rig.ask({**chat(), "model": "new"}))
-        await until(lambda: len(rig.app.plane.line) == 1)
+        await until(lambda: rig.app.plane.held == 1)
         go_on.set()
         answer = await waiting
         assert answer.status == status

@@ -148,7 +148,7 @@ def test_case_11_3_more_streams_than_places() -> None:
         backend.play = play
         asked = [asyncio.create_task(rig.ask(chat(stream=True))) for _ in range(200)]
         await until(lambda: sum(task.done() for task in asked) == 90)
-        assert len(rig.app.plane.line) == 60
+        assert rig.app.plane.held == 60
         go_on.set()
         answers = await asyncio.gather(*asked)
         served = [answer for answer in answers if answer.status == 200]
