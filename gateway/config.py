@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 EngineName = Literal["auto", "vllm", "sglang", "openai"]
 PolicyName = Literal[
-    "plan", "po2", "pod", "fanout",
+    "auto", "plan", "po2", "pod", "fanout",
     "po2_requests", "random", "round_robin", "least_request", "min_qpm", "consistent_hash",
     "min_requests", "infaas", "llumnix", "nosim",
     "smg_least_load", "cache_aware", "llmd", "llmd_headroom", "dynamo", "bounded_hash",
@@ -65,7 +65,7 @@ class ModelSpec:
     """
 
     name: str
-    policy: PolicyName = "po2_requests"
+    policy: PolicyName = "auto"
     d: int = 2
     aliases: tuple[str, ...] = ()
     binding: Literal["late", "early"] = "late"

@@ -93,7 +93,7 @@ class BackendSection(Section):
 class ModelSection(Section):
     """One [models.NAME] table."""
 
-    policy: PolicyName = "po2_requests"
+    policy: PolicyName = "auto"
     aliases: list[ModelName] = Field(default_factory=list, max_length=256)
     d: int = Field(2, ge=1, le=1024)
     objective: Literal["e2e", "ttft"] = "e2e"

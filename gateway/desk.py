@@ -59,6 +59,7 @@ class Desk:
 
     def __init__(self, rule: ModelSpec, rng: Random, *, own_dispatches: bool = True) -> None:
         """`own_dispatches = False` lets policies see only what probes reported, as the published systems do."""
+        assert rule.policy != "auto", "whoever opens the desk decides"
         self.rule = rule
         self.due_s = NEVER  # call `tick` then, if nothing happens before; infinity when nobody waits for time alone
         self.ladder = Ladder(rng)

@@ -63,6 +63,7 @@ class Desks:
         self._stations: dict[str, Station] = {}
         self._retired: list[Station] = []  # of an earlier configuration, while somebody waits there
         self._without: set[str] = set()
+        self._version = -1  # of the fleet, that `_without` holds for
         self._placements: dict[str, Placement] = {}
         self._known: dict[tuple[str, str], tuple[float, LengthEstimate]] = {}
         self._seen_s = 0.0
@@ -89,20 +90,33 @@ class Desks:
 
     def station(self, model: str, route: str) -> Station | None:
         """Where requests of that route for that model are placed; None if they need no desk."""
-        if route in _NOT_GENERATING or model in self._without:
+        if route in _NOT_GENERATING:
             return None
-        return self._stations.get(model) or self._opened(model)
-
-    def _opened(self, model: str) -> Station | None:
-        rule = self._plane.config.model(model)
-        if rule.policy in COUNTING or len(self._stations) >= MODELS_MAX:
+        version = self._plane.fleet.version
+        if version != self._version:
+            self._version = version
+            self._without.clear()
+        if model in self._without:
+            return None
+        found = self._stations.get(model) or self._opened(model)
+        if found is None:
             if len(self._without) >= MODELS_MAX:
                 self._without.clear()
             self._without.add(model)
+        return found
+
+    def _opened(self, model: str) -> Station | None:
+        config = self._plane.config
+        rule = config.model(model)
+        if rule.policy == "auto":
+            if sum([model in replica.models for replica in self._plane.fleet]) < 2:
+                return None
+            rule = replace(rule, policy="plan")
+        if rule.policy in COUNTING or len(self._stations) >= MODELS_MAX:
             return None
-        if not self._plane.config.queue.size:
+        if not config.queue.size:
             rule = replace(rule, binding="early")  # nobody may wait
-        station = self._stations[model] = Station(model, Desk(rule, self._rng, own_dispatches=False))  # sidecars are told
+        station = self._stations[model] = Station(model, Desk(rule, self._rng))
         return station
 
     def job(

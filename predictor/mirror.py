@@ -13,8 +13,6 @@ from predictor.seats import REPAIR_TOKENS, Demand, Progress, Seat, Sight
 from predictor.snapshot import Resident, Snapshot
 from predictor.stepclock import StepClock
 
-__all__ = ["Demand", "Mirror", "Progress", "Sight"]
-
 NEVER = float("inf")
 REFRESH_S = 0.1  # how old the sums over running requests may be
 CURVE_S = 0.5  # ... and the picture of the peak, which moves only by what turns out otherwise than expected
@@ -123,6 +121,9 @@ class Mirror:
         seat = self._seats.get(job_id)
         if seat is None:
             return
+        if self._learns and seat.progress is None and now_s < seat.due_s:
+            self._learned.first_token(seat.due_s - seat.sent_s, now_s - seat.sent_s)  # all of it came before that
+            self._take_pace()
         if self._sight is None:
             self._clock.heard(now_s, self.decodes, self.kv_tokens)
         self._leave(seat)

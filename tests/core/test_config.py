@@ -83,7 +83,7 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_every_policy_that_may_be_named_exists() -> None:
-    assert set(get_args(PolicyName)) == {"plan", *COUNTING, *PROBING}
+    assert set(get_args(PolicyName)) == {"auto", "plan", *COUNTING, *PROBING}
     assert not set(COUNTING) & set(PROBING)
 
 

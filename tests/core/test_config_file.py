@@ -69,7 +69,7 @@ def test_a_file_becomes_records(tmp_path: Path) -> None:
     (backend,), (key,) = config.backends, config.keys
     assert (backend.url, backend.weight, backend.models) == ("http://127.0.0.1:8000/base", 2.0, ("org/name:tag",))
     assert (backend.labels, backend.api_key, backend.declared) == ((("arch", "x"), ("zone", "1")), CANARY, True)
-    assert config.models == (ModelSpec("*", "random"), ModelSpec("org/name:tag", "po2_requests", 3, ("short",)))
+    assert config.models == (ModelSpec("*", "random"), ModelSpec("org/name:tag", "auto", 3, ("short",)))
     assert (key.sha256, key.class_name, key.limits.concurrent) == (DIGEST, "gold", 2)
     assert (config.limits, config.listen.data) == (Limits(body_bytes=4096), "[::1]:80")
     assert config.usage == "off"

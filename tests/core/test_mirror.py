@@ -231,11 +231,16 @@ def test_pace_learns_from_the_tokens_of_running_requests(factor: float) -> None:
     assert made.pace == pytest.approx(factor if factor != 1.03 else 1.0, rel=0.06)
 
 
-def test_no_lesson_from_answers_without_a_stream() -> None:
+def test_an_answer_without_a_stream_tells_only_that_an_engine_is_faster() -> None:
     made = Mirror(PROFILE, LIMITS, learns=True)
     made.dispatched(job("a", 1000), 0, 0.0)
     made.finished("a", 60.0)
     assert (made.pace, made.error) == (1.0, 0.0)
+    for number in range(20):
+        made.dispatched(job(str(number), 8000), 0, 100.0 + number)
+        made.finished(str(number), 100.05 + number)
+    assert made.pace < 0.2
+    assert made.ttft_s(8000, 0) < 0.1
 
 
 class Beside:
