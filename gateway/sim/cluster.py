@@ -23,12 +23,20 @@ from gateway.sim.truth import Engine, Relayed, StepSight, make_engine
 from gateway.sim.workload import SimRequest
 from gateway.views import View
 from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request
+from predictor.seats import Progress
 
 PROBES_REMEMBERED = 200
+NEVER_S = float("inf")
+TICK_MIN_S = 0.001  # as gateway.desks
+SWEEP_S = 0.05  # as gateway.deadlines: how often whoever waits is looked at in any case
+NO_ALARM = (NEVER_S, -1)
 
 
 class Cluster:
-    """One run. `progress` is called now and then with the share of requests that ended."""
+    """One run. `progress` is called now and then with the share of requests that ended. `relayed` makes of a request's
+    progress in its engine what a gateway sees of it."""
+
+    relayed: Callable[[Progress], Progress] = Relayed
 
     def __init__(
         self,
@@ -57,7 +65,7 @@ class Cluster:
         self._preemptions_gone = 0
         self.migrations = 0
         self._probed: deque[int] = deque(maxlen=PROBES_REMEMBERED)
-        self._due_s: dict[int, float] = {}
+        self._alarms: dict[int, tuple[float, int]] = {}
         self._kinds = [kind for kind in scenario.replicas for _ in range(kind.count)]
         self._prefixes = any(request.prefix for request in requests)
         self._names = [f"r{i}" for i in range(len(self._kinds))]
@@ -109,6 +117,7 @@ class Cluster:
         if self.sidecars.period_s:
             for i in range(len(self.engines)):
                 self._at(self.sidecars.offset_s(i), self._publishes, i)
+        self._at(SWEEP_S, self._sweeps, 1)
         if self._movers:
             self._at(0.0, self._migrates, None)
         if self._scenario.view.report_s:
@@ -133,7 +142,7 @@ class Cluster:
         job = Job(
             request.id,
             MODEL,
-            request.prompt_tokens,
+            request.seen_tokens or request.prompt_tokens,
             lengths,
             request.arrival_s,
             request.seen_prefix,
@@ -151,14 +160,32 @@ class Cluster:
                 self._dispatch(action)
             else:
                 self._probe(desk, action)
-        due_s = desk.due_s
-        if due_s < self._due_s.get(id(desk), float("inf")):
-            self._due_s[id(desk)] = due_s
-            self._at(max(due_s, self.clock.now_s), self._ticks, desk)
+        self._arm(desk)
 
-    def _ticks(self, desk: Desk) -> None:
-        self._due_s.pop(id(desk), None)
+    def _arm(self, desk: Desk) -> None:
+        """When the desk is called if nothing happens before: with the live gateway's own slack."""
+        due_s = desk.due_s if desk.waiting else NEVER_S
+        alarm = self._alarms.get(id(desk), NO_ALARM)
+        if due_s >= alarm[0] - TICK_MIN_S and alarm[0] != NEVER_S and due_s != NEVER_S:
+            return  # called early enough anyway
+        if due_s == alarm[0]:
+            return
+        self._alarms[id(desk)] = (due_s, self._pushed)
+        if due_s != NEVER_S:
+            self._at(max(due_s, self.clock.now_s + TICK_MIN_S), self._ticks, (desk, self._pushed))
+
+    def _ticks(self, what: tuple[Desk, int]) -> None:
+        desk, alarm = what
+        if self._alarms[id(desk)][1] != alarm:
+            return  # it was set anew
+        self._alarms[id(desk)] = NO_ALARM
         self._carry_out(desk, desk.tick(self.clock.now_s))
+
+    def _sweeps(self, count: int) -> None:
+        for desk in self.desks:
+            if desk.waiting:
+                self._carry_out(desk, desk.tick(self.clock.now_s))
+        self._at((count + 1) * SWEEP_S, self._sweeps, count + 1)
 
     def _probe(self, desk: Desk, probe: Probe) -> None:
         indices = [self._index[name] for name in probe.names]
@@ -198,7 +225,10 @@ class Cluster:
             Request(request.id, request.prompt_tokens, request.output_tokens, request.arrival_s, request.prefix), now_s
         )
         progress = engine.progress(request.id)
-        track.desk.started(request.id, progress if self._scenario.view.sight else Relayed(progress))
+        if self._scenario.view.sight:
+            track.desk.started(request.id, progress)
+        else:
+            track.progress = self.relayed(progress)
         self._await(index)
 
     def _await(self, index: int) -> None:
@@ -243,8 +273,10 @@ class Cluster:
         now_s = self.clock.now_s
         for event in events:
             if isinstance(event, FirstToken):
-                desk = self._tracks[event.request_id].desk
-                self._carry_out(desk, desk.first_token(event.request_id, now_s))
+                track = self._tracks[event.request_id]
+                if track.progress is not None:
+                    track.desk.started(event.request_id, track.progress)
+                self._carry_out(track.desk, track.desk.first_token(event.request_id, now_s))
             elif isinstance(event, Finished):
                 track = self._tracks[event.request_id]
                 self._ends(track)

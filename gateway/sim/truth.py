@@ -14,9 +14,9 @@ from gateway.sim.migration import MovableEngine
 from gateway.sim.scenario import ReplicaSpec, TruthSpec
 from gateway.sim.stalls import NEVER, Clock, Stalls
 from predictor.instance import Instance
-from predictor.mirror import Progress
 from predictor.profile import EngineLimits
 from predictor.request import Estimate, Event, Finished, Request
+from predictor.seats import Progress
 from predictor.sequence import Sequence
 from predictor.snapshot import REPAIR_TOKENS, ProbeReply, Snapshot
 
