@@ -6,6 +6,7 @@ from gateway.desk import Desk
 from gateway.jobs import Job
 from gateway.sim.workload import SimRequest
 from predictor.request import Timeline
+from predictor.seats import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,14 @@ class Outcome:
 class Track:
     """One request on its way."""
 
-    __slots__ = ("desk", "dispatched_s", "finished_s", "first_token_s", "job", "preemptions", "request", "sent")
+    __slots__ = ("desk", "dispatched_s", "finished_s", "first_token_s", "job", "preemptions", "progress", "request", "sent")
 
     def __init__(self, request: SimRequest, job: Job, desk: Desk) -> None:
         self.request = request
         self.job = job
         self.desk = desk
         self.sent: Sent | None = None
+        self.progress: Progress | None = None  # to be read once its answer has begun
         self.dispatched_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None

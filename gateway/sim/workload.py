@@ -62,7 +62,8 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """One request: the truth, and what the gateway is told (`lengths`, `seen_prefix`)."""
+    """One request: the truth, and what the gateway is told: `lengths`, `seen_prefix`, `seen_tokens` of the prompt (0: as
+    many as there are)."""
 
     id: str
     arrival_s: float
@@ -72,6 +73,7 @@ class SimRequest:
     prefix: tuple[int, ...] = ()
     seen_prefix: tuple[int, ...] = ()
     session: str = ""
+    seen_tokens: int = 0
 
 
 def draw(spec: WorkloadSpec, rows: Sequence[TraceRow], block_size: int, max_tokens: int, seed: int) -> list[SimRequest]:

@@ -8,12 +8,15 @@ from random import Random
 from backends.mock_core import EngineCore, Track
 from gateway.desk import Desk, EngineView
 from gateway.jobs import Action, Dispatch, Job, Probe
+from gateway.sim.cluster import SWEEP_S, TICK_MIN_S
 from gateway.sim.probing import Sidecars
 from gateway.sim.scenario import PolicySpec, Scenario
 from gateway.sim.truth import Relayed, SteppedEngine
 from gateway.sim.workload import SimRequest
 from predictor.instance import Instance
 from predictor.request import Request, Timeline
+
+NEVER_S = float("inf")
 
 
 class Silent:
@@ -54,40 +57,56 @@ class Shell:
         self._desk = Desk(policy.rule, Random(f"gateway {seed} 0"), own_dispatches=policy.own_dispatches)
         views = [EngineView(kind.profile, kind.limits, sidecar=policy.sidecar, learns=True) for kind in kinds]
         self._desk.sync([view.view(f"r{i}") for i, view in enumerate(views)])
-        self._due_s = float("inf")
+        self._due_s = NEVER_S
+        self._timer: asyncio.TimerHandle | None = None
+        self._progress: dict[str, Relayed] = {}
         self._over = asyncio.Event()
 
     async def run(self) -> None:
         """Until every request has ended."""
         for request in self._requests:
             self.loop.call_at(request.arrival_s, self._arrives, request)
+        self.loop.call_at(SWEEP_S, self._sweep, 1)
         await self._over.wait()
+
+    def _sweep(self, count: int) -> None:
+        if self._desk.waiting:
+            now_s = count * SWEEP_S
+            self._act(self._desk.tick(now_s), now_s)
+        self.loop.call_at((count + 1) * SWEEP_S, self._sweep, count + 1)
 
     def _arrives(self, request: SimRequest) -> None:
         job = Job(
             request.id, "model", request.prompt_tokens, request.lengths, request.arrival_s, request.seen_prefix, "", self._block
         )
         self._sidecars.expects(job)
-        self._act(self._desk.arrived(job, request.arrival_s))
+        self._act(self._desk.arrived(job, request.arrival_s), request.arrival_s)
 
-    def _act(self, actions: Sequence[Action]) -> None:
+    def _act(self, actions: Sequence[Action], now_s: float) -> None:
         for action in actions:
             if isinstance(action, Dispatch):
                 self._dispatch(action)
             else:
                 self._probe(action)
-        if self._desk.due_s < self._due_s:
-            self._due_s = self._desk.due_s
-            self.loop.call_at(self._due_s, self._tick, self._due_s)
+        due_s = self._desk.due_s if self._desk.waiting else NEVER_S
+        if due_s >= self._due_s - TICK_MIN_S and self._timer is not None and due_s != NEVER_S:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = due_s
+        if due_s != NEVER_S:
+            at_s = max(due_s, now_s + TICK_MIN_S)
+            self._timer = self.loop.call_at(at_s, self._tick, at_s)
 
-    def _tick(self, due_s: float) -> None:
-        self._due_s = float("inf")
-        self._act(self._desk.tick(due_s))
+    def _tick(self, now_s: float) -> None:
+        self._timer, self._due_s = None, NEVER_S
+        self._act(self._desk.tick(now_s), now_s)
 
     def _probe(self, probe: Probe) -> None:
         replies = {name: self._sidecars.reply(int(name[1:]), probe.job) for name in probe.names}
         at_s = probe.job.arrival_s + self._policy.probe_s
-        self.loop.call_at(at_s, lambda: self._act(self._desk.probed(probe.job.id, replies, at_s)))
+        self.loop.call_at(at_s, lambda: self._act(self._desk.probed(probe.job.id, replies, at_s), at_s))
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         index = int(dispatch.name[1:])
@@ -97,15 +116,16 @@ class Shell:
         track = Track(ask, "stop", lambda: None)
         track.wake = partial(self._woken, track)
         self._cores[index].submit(track)
-        self._desk.started(request.id, Relayed(self._cores[index].instance.progress(request.id)))
+        self._progress[request.id] = Relayed(self._cores[index].instance.progress(request.id))
 
     def _woken(self, track: Track) -> None:
         name = track.request.id
         if track.ended is None and track.produced == 1 and track.first_token_s is not None:
-            self._act(self._desk.first_token(name, track.first_token_s))
+            self._desk.started(name, self._progress.pop(name))
+            self._act(self._desk.first_token(name, track.first_token_s), track.first_token_s)
         elif track.ended is not None and track.finished_s is not None:
             self.timelines[name] = track.timeline
             self._sidecars.forgets(name)
-            self._act(self._desk.finished(name, track.produced, track.finished_s))
+            self._act(self._desk.finished(name, track.produced, track.finished_s), track.finished_s)
             if len(self.timelines) == len(self._requests):
                 self._over.set()
