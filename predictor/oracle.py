@@ -2,7 +2,7 @@
 
 The forecast is loaded once for each state and set of reservations, however many requests are asked about. Times of a
 reply count from the moment of the question; until the step in progress ends nothing can begin, and a step that lasts
-longer than foretold is taken to end now.
+longer than foretold is taken to end now. How requests turned out before corrects the time per token (outcomes).
 """
 
 import math
@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from predictor.forecast import Forecast
+from predictor.outcomes import Outcomes
 from predictor.prefix import PrefixIndex
 from predictor.profile import StepProfile
 from predictor.request import Estimate, Request
@@ -48,6 +49,7 @@ class Oracle:
 
     def __init__(self, pace: Pace, overhead_s: float = 0.0) -> None:
         self.reservations = Reservations()
+        self.outcomes = Outcomes()
         self._pace = pace
         self._overhead_s = overhead_s
         self._sighting: Sighting | None = None
@@ -58,7 +60,7 @@ class Oracle:
         self._hit_tokens: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Oracle {self._forecast!r} reserved={len(self.reservations)}>"
+        return f"<Oracle {self._forecast!r} {self.outcomes!r} reserved={len(self.reservations)}>"
 
     def saw(self, sighting: Sighting) -> None:
         """Take in a state, if it is a new one."""
@@ -71,9 +73,11 @@ class Oracle:
             self._forecast = Forecast(self._pace.profile, snapshot.limits)
         elif changed:
             self._forecast.tune(self._pace.profile)
-        self._forecast.spread = self._pace.spread
-        if last is not None and sighting.number < last.number:
-            self._prefixes.forget()  # another engine
+        self._forecast.spread = max(self._pace.spread, self.outcomes.spread)
+        if last is not None and sighting.number < last.number:  # another engine
+            self._prefixes.forget()
+            self.outcomes.forget()
+        self.outcomes.saw(snapshot)
         if len(self.reservations):
             present = {resident.id for resident in (*snapshot.running, *snapshot.waiting)} if sighting.lists_requests else set()
             self.reservations.seen(present.__contains__, snapshot.taken_s)
@@ -81,23 +85,30 @@ class Oracle:
     def reserve(self, ask: Ask, now_s: float) -> float:
         """Count a request that is on its way; the instant at which that ends by itself."""
         if ask.id not in self.reservations:
+            if self._sighting is not None and self._sighting.lists_requests:
+                self.outcomes.told(ask.id, self._foretold(ask, self._sighting, now_s).estimate.tpot_s, now_s)
             self._hit_tokens[ask.id] = self._hits(ask)
             self._use(ask)
         return self.reservations.make(ask, now_s)
 
     def reply(self, ask: Ask, now_s: float) -> ProbeReply:
         """What is foretold for a request that is sent now. A state must have been seen."""
-        sighting, forecast = self._sighting, self._forecast
+        sighting = self._sighting
         assert sighting is not None
+        reply = self._foretold(ask, sighting, now_s)
+        age_s = max(0.0, now_s - sighting.snapshot.taken_s) if sighting.busy else 0.0
+        lead_s = self._overhead_s + (max(0.0, self._step_s - age_s) if sighting.busy else 0.0)
+        return replace(reply, estimate=_later(reply.estimate, lead_s, self.outcomes.stretch), snapshot_age_s=age_s)
+
+    def _foretold(self, ask: Ask, sighting: Sighting, now_s: float) -> ProbeReply:
+        """From the end of the step in progress on, as if nobody else came."""
+        forecast = self._forecast
         assert forecast is not None
         self._load(sighting, forecast, now_s)
         request = Request(ask.id, ask.prompt_tokens, ask.lengths.q50, now_s)
         hit_tokens = self._hits(ask)
         reply = forecast.reply(request, hit_tokens=hit_tokens)
-        estimate = forecast.predict(request, harm=True, hit_tokens=hit_tokens) if ask.harm else reply.estimate
-        age_s = max(0.0, now_s - sighting.snapshot.taken_s) if sighting.busy else 0.0
-        lead_s = self._overhead_s + (max(0.0, self._step_s - age_s) if sighting.busy else 0.0)
-        return replace(reply, estimate=_later(estimate, lead_s), snapshot_age_s=age_s)
+        return replace(reply, estimate=forecast.predict(request, harm=True, hit_tokens=hit_tokens)) if ask.harm else reply
 
     def _load(self, sighting: Sighting, forecast: Forecast, now_s: float) -> None:
         self.reservations.expire(now_s)
@@ -132,7 +143,14 @@ class Oracle:
         self._prefixes.touch(ask.prefix)
 
 
-def _later(estimate: Estimate, lead_s: float) -> Estimate:
-    if not lead_s or math.isnan(estimate.e2e_s):
+def _later(estimate: Estimate, lead_s: float, stretch: float) -> Estimate:
+    """All of it so much later, and the time per token so many times as long."""
+    if math.isnan(estimate.e2e_s):
         return estimate
-    return replace(estimate, ttft_s=estimate.ttft_s + lead_s, e2e_s=estimate.e2e_s + lead_s, wait_s=estimate.wait_s + lead_s)
+    return replace(
+        estimate,
+        ttft_s=estimate.ttft_s + lead_s,
+        wait_s=estimate.wait_s + lead_s,
+        tpot_s=estimate.tpot_s * stretch,
+        e2e_s=estimate.ttft_s + lead_s + (estimate.e2e_s - estimate.ttft_s) * stretch,
+    )

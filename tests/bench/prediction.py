@@ -1,11 +1,17 @@
 """How well a live engine's next requests are foretold. `make bench-prediction`
 
-One vLLM server on the CPU (SmolLM2) whose scheduler publishes its state, an oracle as in the sidecar, and an open loop of
-requests at rates up to what the engine can do. Each request is foretold at the instant at which it is sent. First some
-traffic teaches the step times (a profile is fitted to them); then with fixed lengths (`ignore_eos`, known to all); then
-with natural ends, foretold by running quantiles. Errors are |foretold - seen| / seen, seen by the client. For the
-rank, requests of one shape are compared pair by pair: which of the two states, both recorded, is the better one?
-The last line is JSON. Needs LEEWAY_ENGINE and LEEWAY_ENGINE_MODELS, as `make test-engine` does.
+One vLLM server on the CPU (SmolLM2) whose scheduler publishes its state, and an oracle as in the sidecar. Each request is
+foretold at the instant at which it is sent; errors are |foretold - seen| / seen, seen by the client. Some traffic teaches
+the step times (a profile is fitted to them), then:
+
+states   the engine is brought into a state (idle to a full batch with a queue), one request is sent, nobody comes later:
+         what the model is worth. Requests of one shape are compared pair by pair: which state is the better one?
+open     an open loop up to what the engine can do, fixed lengths (`ignore_eos`) that everybody knows; nobody knows who
+         will come later, but how much later arrivals cost is learnt (predictor.outcomes)
+natural  the same with answers that end by themselves, foretold by running quantiles
+
+The last line is JSON; figures without a suffix are those of `states`. Needs LEEWAY_ENGINE and LEEWAY_ENGINE_MODELS, as
+`make test-engine` does.
 """
 
 import argparse
@@ -14,11 +20,12 @@ import itertools
 import json
 import math
 import os
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -36,9 +43,10 @@ from predictor.sighting import Sighting
 from predictor.wire import Ask
 
 ROOT = Path(__file__).parents[2]
-PORT = 8755
-RATES_PER_S = (0.5, 1.0, 1.5, 2.0)
+RATES_PER_S = (0.7, 1.4, 2.1)
 SHAPE = (120, 40)  # prompt and output tokens of every third request: these are ranked
+STATES = 30
+BUSY_MAX = 22  # requests at the engine in the busiest state: 16 run, the others wait
 VOCABULARY = range(1000, 40_000)
 APART = 1.2
 QUESTIONS = (
@@ -60,6 +68,8 @@ class Outcome:
     told_e2e_s: float
     ttft_s: float
     e2e_s: float
+    sent_s: float
+    in_flight: int
 
 
 class Watcher:
@@ -70,7 +80,7 @@ class Watcher:
         self.oracle: Oracle | None = None
         self.pace: StepCorrection | None = None
         self.steps: list[Step] = []
-        self.step_errors: list[float] = []
+        self.told_steps: list[tuple[float, float]] = []  # told and seen seconds
         self._last: Sighting | None = None
 
     def look(self) -> Sighting:
@@ -82,7 +92,7 @@ class Watcher:
             if found.past_s and past.prefill_tokens + past.decode_seqs:
                 if self.pace is not None:
                     told_s = self.pace.profile.step_s(past.prefill_tokens, past.decode_seqs, past.kv_tokens, past.pairs)
-                    self.step_errors.append(abs(told_s / found.past_s - 1.0))
+                    self.told_steps.append((told_s, found.past_s))
                 self.steps.append(Step(past.prefill_tokens, past.decode_seqs, past.kv_tokens, past.pairs, found.past_s))
             if self.oracle is not None:
                 self.oracle.saw(found)
@@ -123,7 +133,9 @@ class Driver:
         self._url = url
         self._watcher = watcher
         self._rng = Random(seed)
-        self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
+        # a kept connection may be one that the server closes just now
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        self._client = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300))
         self._serial = 0
         self.outcomes: list[Outcome] = []
         self.lengths = RunningQuantiles()
@@ -142,6 +154,23 @@ class Driver:
             tasks.append(asyncio.ensure_future(send(number)))
             number += 1
         await asyncio.gather(*tasks)
+
+    async def state(self, number: int) -> None:
+        """Bring the engine into a state, and see what becomes of one more request there."""
+        rng = self._rng
+        before = len(self.outcomes)
+        busy = round(BUSY_MAX * number / (STATES - 1))
+        others = [asyncio.create_task(self.fixed(1)) for _ in range(busy)]
+        await asyncio.sleep(rng.uniform(0.3, 0.5 + 0.15 * busy))
+        await self.fixed(0)
+        target = self.outcomes[-1]
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        del self.outcomes[before:]
+        self.outcomes.append(target)
+        while self._watcher.look().busy:
+            await asyncio.sleep(0.02)
 
     async def fixed(self, number: int) -> None:
         """A prompt that nothing shares, and a length that everybody knows."""
@@ -173,7 +202,7 @@ class Driver:
         ask = Ask(name, "smollm2", prompt, lengths)
         self._watcher.look()
         oracle = self._watcher.oracle
-        told = None if oracle is None else oracle.reply(ask, time.monotonic()).estimate
+        reply = None if oracle is None else oracle.reply(ask, time.monotonic())
         if oracle is not None:
             oracle.reserve(ask, time.monotonic())
         began_s, first_s, last_s, pieces, finish = time.monotonic(), 0.0, 0.0, 0, ""
@@ -188,8 +217,10 @@ class Driver:
                     last_s = time.monotonic()
                     first_s = first_s or last_s
                     pieces += 1
-        if told is not None:
-            self.outcomes.append(Outcome(shape, told.ttft_s, told.e2e_s, first_s - began_s, last_s - began_s))
+        if reply is not None:
+            told, there = reply.estimate, reply.running + reply.waiting
+            seen_s = (first_s - began_s, last_s - began_s)
+            self.outcomes.append(Outcome(shape, told.ttft_s, told.e2e_s, *seen_s, began_s, there))
         return pieces, finish
 
 
@@ -222,36 +253,52 @@ def noise(steps: Sequence[Step]) -> float:
     return median(away) if away else math.nan
 
 
-async def measure(url: str, state: str, seconds: float, seed: int) -> dict[str, float]:
+async def measure(url: str, state: str, seconds: float, seed: int, dump: str) -> dict[str, float]:
     watcher = Watcher(state)
     driver = Driver(url, watcher, seed)
     watching = asyncio.create_task(watcher.run())
     try:
-        return await drive(watcher, driver, seconds)
+        return await drive(watcher, driver, seconds, dump)
     finally:
         watching.cancel()
         await driver.close()
 
 
-async def drive(watcher: Watcher, driver: Driver, seconds: float) -> dict[str, float]:
+async def drive(watcher: Watcher, driver: Driver, seconds: float, dump: str) -> dict[str, float]:
     out: dict[str, float] = {}
     for rate in (0.7, 1.8):
         await driver.open_loop(rate, seconds * 0.7, driver.fixed)
     profile, out["fit_error"] = watcher.learn()
     print(f"{profile}\nfit error {out['fit_error']:.1%} over {len(watcher.steps)} steps", file=sys.stderr)
     learnt = len(watcher.steps)
+    numbers = list(range(STATES))
+    Random(0).shuffle(numbers)
+    for number in numbers:
+        await driver.state(number)
+    out |= figures(driver.outcomes)
+    print(json.dumps(rounded(out)), file=sys.stderr)
+    states = list(driver.outcomes)
+    driver.outcomes.clear()
     for rate in RATES_PER_S:
         before = len(driver.outcomes)
         await driver.open_loop(rate, seconds, driver.fixed)
-        print(f"{rate:4.1f}/s {json.dumps(rounded(figures(driver.outcomes[before:])))}", file=sys.stderr)
-    out |= figures(driver.outcomes)
-    out["step_err_median"] = median(watcher.step_errors)
+        print(f"{rate:4.1f}/s {json.dumps(rounded(figures(driver.outcomes[before:])))} {watcher.oracle!r}", file=sys.stderr)
+    out |= figures(driver.outcomes, "_open")
+    out["step_err_median"] = median(abs(told_s / seen_s - 1.0) for told_s, seen_s in watcher.told_steps)
+    out["step_bias"] = sum(told_s for told_s, _ in watcher.told_steps) / sum(seen_s for _, seen_s in watcher.told_steps) - 1.0
     out["step_noise_median"] = noise(watcher.steps[learnt:])
     out["profile_error_after"] = mean_error(profile, typical(watcher.steps[learnt:]))
+    if dump:
+        everything = {
+            "states": [asdict(one) for one in states],
+            "open": [asdict(one) for one in driver.outcomes],
+            "steps": watcher.told_steps,
+        }
+        Path(dump).write_text(json.dumps(everything))
     for number in range(2 * len(QUESTIONS)):  # lengths are known by then
         await driver.natural(number)
     driver.outcomes.clear()
-    for rate in RATES_PER_S[::2]:
+    for rate in RATES_PER_S[:2]:
         await driver.open_loop(rate, seconds, driver.natural)
     out |= figures(driver.outcomes, "_natural")
     return out
@@ -261,14 +308,17 @@ def rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}
 
 
-async def run(seconds: float, seed: int) -> dict[str, float]:
+async def run(seconds: float, seed: int, dump: str) -> dict[str, float]:
     engine, models = (Path(os.environ.get(name, ROOT / default)) for name, default in (
         ("LEEWAY_ENGINE", ".engine"), ("LEEWAY_ENGINE_MODELS", ".models")))  # fmt: skip
     python, checkpoint = find_engine(engine, models)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         state = f"{folder}/state"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
         launch = VllmLaunch(
-            python, checkpoint, "smollm2", PORT,
+            python, checkpoint, "smollm2", port,
             ("--scheduler-cls", "backends.vllm_scheduler.SnapshotScheduler"),
             (("PYTHONPATH", str(ROOT)), ("LEEWAY_SNAPSHOT", state)),
         )  # fmt: skip
@@ -276,7 +326,7 @@ async def run(seconds: float, seed: int) -> dict[str, float]:
         await vllm.start()
         try:
             await vllm.wait_ready()
-            return await measure(launch.url, state, seconds, seed)
+            return await measure(launch.url, state, seconds, seed, dump)
         finally:
             await vllm.stop()
 
@@ -285,8 +335,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="of traffic at each rate")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dump", default="", help="file for every request of the fixed lengths")
     arguments = parser.parse_args()
-    print(json.dumps(rounded(asyncio.run(run(arguments.seconds, arguments.seed)))))
+    print(json.dumps(rounded(asyncio.run(run(arguments.seconds, arguments.seed, arguments.dump)))))
 
 
 if __name__ == "__main__":
