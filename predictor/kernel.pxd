@@ -1,27 +1,24 @@
 cdef class Kernel:
     cdef long long[::1] target0, done0, left0, again0, ends0, phases0
     cdef long long[::1] target, done, left, again, ends, phases
-    cdef long long[::1] shared, base, fin, decodes, nxt, prv, queue
+    cdef long long[::1] prompt, shared, base, fin, decodes, nxt, prv, queue
     cdef double base_s, prefill_s, over_knee_s, knee, decode_base_s, decode_s, kv_s, pair_s
     cdef readonly long long kv_blocks, bs, cap, chunk, watermark
     cdef public long long steps_max, turns_max
     cdef long long room, n, nrun, free0, nd0, ksum0, part0, target_index
-    cdef long long S, nd, phase, nr, ksum, free, min_free, part, dp, h, t
+    cdef long long working, S, nd, phase, nr, ksum, free, min_free, part, dp, h, t
     cdef readonly long long steps, turns, preemptions, peak_blocks
     cdef readonly double wait_s, ttft_s, e2e_s, ends_sum_s
     cdef double now
-    cdef bint drain, hit
+    cdef bint drain, hit, prompts_first
     cdef _load_counts(self, who, long long i)
-    cdef long long _load_running(self, long long i, bint newest) except? -1
     cdef bint _run(self, long long total) noexcept
     cdef void _reset(self, long long total) noexcept
     cdef bint _enters(self, long long need) noexcept
     cdef void _insert(self, long long r, long long context) noexcept
-    cdef void _append(self, long long r) noexcept
     cdef void _unlink(self, long long r) noexcept
     cdef void _leave(self, long long r) noexcept
     cdef void _note_end(self, long long r) noexcept
-    cdef void _prefilled(self, long long r) noexcept
     cdef void _progress(self, long long r, long long computed) noexcept
     cdef long long _need(self, long long k) noexcept
     cdef long long _fits(self) noexcept
@@ -29,4 +26,5 @@ cdef class Kernel:
     cdef void _jump(self, long long c) noexcept
     cdef void _entry(self, long long c) noexcept
     cdef bint _crowded(self) noexcept
+    cdef bint _retract(self) noexcept
     cdef void _preempt(self, long long r) noexcept

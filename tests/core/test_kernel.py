@@ -1,6 +1,7 @@
 """The what-if kernel, from source and compiled: equal to the step-by-step engine, careful about what it is given, fast."""
 
 import time
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor import kernel
-from predictor.profile import EngineLimits
+from predictor.profile import ORDERS, EngineLimits, StepProfile
+from predictor.request import Request
 from predictor.snapshot import Resident, Snapshot, settle
 from predictor.stepwise import simulate
 from tests.core.states import FORMS, PAPER, PAPER_LIMITS, busy_state, has_compiler, is_compiled, random_state
@@ -34,8 +36,13 @@ def same(left: float, right: float) -> bool:
 
 
 def check(form: ModuleType, seed: int) -> int:
-    """One state: alone until the request ends, then until all have ended. Returns the steps compared."""
+    """One state in both orders: until the request ends, then until all have ended. Returns the steps compared."""
     profile, snapshot, request = random_state(seed)
+    states = [replace(snapshot, limits=replace(snapshot.limits, order=order)) for order in ORDERS]
+    return sum(check_order(form, seed, profile, state, request) for state in states)
+
+
+def check_order(form: ModuleType, seed: int, profile: StepProfile, snapshot: Snapshot, request: Request) -> int:
     assert settle(snapshot) is snapshot
     hit_blocks = (request.prompt_tokens - 1) // snapshot.limits.block_size if seed % 3 == 0 else 0
     counts = (request.prompt_tokens, request.output_tokens, hit_blocks * snapshot.limits.block_size, hit_blocks * (seed % 2))
@@ -155,7 +162,6 @@ def test_requests_out_of_range_are_refused(form: ModuleType, call: tuple[int, ..
 
 def test_limits_outside_of_its_conditions_are_refused(form: ModuleType) -> None:
     for limits in (
-        EngineLimits(64, 4, 4, 16, 128, order="sglang"),
         EngineLimits(64, 2**17, 4, 16, 128),
         EngineLimits(2**31, 1, 4, 16, 128),
     ):
