@@ -233,8 +233,7 @@ class Desks:
     def _probe_client(self, station: Station, view: Replica) -> None:
         if station.client is None:
             station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, _unix_ms)
-        if view.name not in station.client:
-            station.client.added(view.name, view.spec.sidecar, view.spec.sidecar_token)
+        station.client.added(view.name, view.spec.sidecar, view.spec.sidecar_token)
 
     # -- actions
 

@@ -62,6 +62,7 @@ class _Line(asyncio.Protocol):
     def __init__(self, name: str, url: str, token: str, owner: "ProbeClient") -> None:
         parts = urlsplit(url)
         self.name = name
+        self.target = (url, token)
         self._owner = owner
         self._host = parts.hostname or ""
         self._tls = parts.scheme == "https"
@@ -243,9 +244,12 @@ class ProbeClient:
         return name in self._lines
 
     def added(self, name: str, url: str, token: str = "") -> None:
-        """A backend has a sidecar at `url`. It is connected to when it is asked first."""
-        self.removed(name)
-        self._lines[name] = _Line(name, url, token, self)
+        """A backend has a sidecar at `url`. It is connected to when it is asked first. Said again, it changes nothing;
+        another address or token takes the place of the last."""
+        line = self._lines.get(name)
+        if line is None or line.target != (url, token):
+            self.removed(name)
+            self._lines[name] = _Line(name, url, token, self)
 
     def removed(self, name: str) -> None:
         """Forget a backend's sidecar; asks under way have failed."""

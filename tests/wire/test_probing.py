@@ -349,6 +349,19 @@ def test_removal_fails_what_is_under_way_and_close_leaves_nothing() -> None:
     run(scenario)
 
 
+def test_another_address_takes_the_place_of_the_last_and_the_same_one_does_not() -> None:
+    async def scenario(client: ProbeClient) -> None:
+        async with Scripted(answering(good(1))).running() as one, Scripted(answering(good(2))).running() as two:
+            for url, connections in ((one.url, (1, 0)), (one.url, (1, 0)), (two.url, (1, 1))):
+                client.added("a", url)
+                reply = (await in_time(client, "a"))["a"]
+                assert reply is not None
+                assert reply.running == 1 + (url == two.url)
+                assert (one.connections, two.connections) == connections
+
+    run(scenario)
+
+
 def test_token_and_path_go_with_every_ask() -> None:
     heads: list[bytes] = []
 
