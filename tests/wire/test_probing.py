@@ -15,8 +15,8 @@ from predictor.sidecar import SidecarConfig
 from predictor.snapshot import ProbeReply
 from predictor.wire import encode_reply
 
-DEADLINE_S = 0.15
-SLACK_S = 0.35  # what a busy machine may add
+DEADLINE_S = 3.0  # long enough for a busy machine; tests of the deadline itself set a shorter one
+SLACK_S = 2.0
 JOB = Job("r1", "demo", 40, LengthEstimate(5, 10, 20, "test"), 0.0, (1, 2))
 REPLY = ProbeReply(Estimate(0.1, 0.02, 3.5, 0.05, 0.25, 90), 3, 2, 40, 7, 900, 0.125)
 Play = Callable[["Link"], Awaitable[None]]
@@ -191,9 +191,12 @@ def test_late_one_is_missing_and_its_answer_does_not_become_anothers() -> None:
         async with Scripted(play).running() as slow, Scripted(answering(good())).running() as fine:
             client.added("slow", slow.url)
             client.added("fine", fine.url)
+            await in_time(client, "fine")
+            client.deadline_s = 0.5
             began_s = time.monotonic()
             assert repr(await client.probe(("slow", "fine"), JOB)) == repr({"fine": REPLY})
-            assert DEADLINE_S <= time.monotonic() - began_s < DEADLINE_S + SLACK_S
+            assert client.deadline_s <= time.monotonic() - began_s < client.deadline_s + SLACK_S
+            client.deadline_s = DEADLINE_S
             release.set()
             reply = (await in_time(client, "slow"))["slow"]
             assert reply is not None
@@ -233,7 +236,6 @@ def test_many_asks_at_once_are_each_answered_in_order() -> None:
 
         async with Scripted(play).running() as sidecar:
             client.added("a", sidecar.url)
-            client.deadline_s = 10.0
             found = await asyncio.gather(*(client.probe(("a",), JOB) for _ in range(300)))
             assert [reply["a"] and reply["a"].running for reply in found] == list(range(300))
             assert sidecar.connections == 1
@@ -311,7 +313,7 @@ def test_reservation_goes_with_the_next_ask_or_soon_by_itself() -> None:
             await in_time(client, "a")
             assert told == [b"/predict", b"/reserve", b"/predict"]
             client.reserve("a", JOB)
-            await asyncio.wait_for(alone.wait(), 1.0)
+            await asyncio.wait_for(alone.wait(), 5.0)
 
     run(scenario)
 
@@ -320,6 +322,7 @@ def test_hung_sidecar_holds_a_bounded_number_of_asks() -> None:
     async def scenario(client: ProbeClient) -> None:
         async with Scripted(silent).running() as sidecar:
             client.added("a", sidecar.url)
+            client.deadline_s = 0.1
             assert await client.probe(("a",), JOB) == {}
             done: list[object] = []
             for _ in range(OUTSTANDING_MAX + 5):
