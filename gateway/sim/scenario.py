@@ -6,13 +6,14 @@ caller names. examples/papers/astrolabe/ shows every table in use.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gateway.config import ModelSpec, PolicyName
 from gateway.sim.tables import TableError, record
 from gateway.sim.workload import WorkloadSpec
+from predictor.catalog import ProfileError, engine_profile
 from predictor.profile import EngineLimits, StepProfile
 
 DATA_PREFIX = "$LEEWAY_DATA/"
@@ -21,7 +22,8 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """`count` replicas of one kind; `slower` multiplies the step times of the truth and of what is believed."""
+    """`count` replicas of one kind. In a file, `profile` may be a shipped profile's name, whose limits then are defaults;
+    `slower` multiplies the step times of the truth and of what is believed."""
 
     profile: StepProfile
     limits: EngineLimits
@@ -247,11 +249,31 @@ def load(path: Path, data: Path | None = None) -> Scenario:
 
 def parse(table: Mapping[str, Any], source: str, folder: Path, data: Path | None) -> Scenario:
     """A scenario from a decoded table; see `load`."""
-    scenario = record(Scenario, table, source)
+    scenario = record(Scenario, {**table, **_replicas(table, source)}, source)
     work = scenario.workload
     lengths = _place(work.lengths, source, "workload.lengths", folder, data)
     trace = _place(work.trace, source, "workload.trace", folder, data)
     return replace(scenario, workload=replace(work, lengths=lengths, trace=trace))
+
+
+def _replicas(table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The replicas with profiles by name put in place; their limits fill up what the table leaves out."""
+    rows = table.get("replicas")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return {}
+    return {"replicas": [_named(row, source, f"replicas[{i}].profile") for i, row in enumerate(rows)]}
+
+
+def _named(row: Mapping[str, Any], source: str, where: str) -> Mapping[str, Any]:
+    name = row.get("profile")
+    if not isinstance(name, str):
+        return row
+    try:
+        found = engine_profile(name)
+    except ProfileError as error:
+        raise TableError(source, where, str(error)) from error
+    limits = {} if found.limits is None else asdict(found.limits)
+    return {**row, "profile": asdict(found.step), "limits": {**limits, **row.get("limits", {})}}
 
 
 def _place(name: str, source: str, where: str, folder: Path, data: Path | None) -> str:

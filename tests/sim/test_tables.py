@@ -83,6 +83,21 @@ def test_a_mistake_is_named(old: str, new: str, message: str) -> None:
         read(text)
 
 
+def test_replicas_by_the_name_of_a_profile() -> None:
+    head, rest = GOOD.split("[replicas.profile]")
+    tail = rest.split("[[policies]]")[1]
+    named = head + 'profile = "llama-2-7b/tp1/a30"\n[replicas.limits]\nkv_blocks = 700\n[[policies]]' + tail
+    replica = read(named).replicas[0]
+    assert (replica.profile.form, replica.profile.knee_tokens, replica.limits.kv_blocks, replica.limits.block_size) == (
+        "h",
+        96,
+        700,
+        16,
+    )
+    with pytest.raises(TableError, match=r"s.toml: replicas\[0\].profile: .*gpt-9"):
+        read(named.replace("llama-2-7b/tp1/a30", "gpt-9"))
+
+
 def test_the_data_folder_and_the_file_itself(tmp_path: Path) -> None:
     assert read(GOOD.replace("lengths.csv", "$LEEWAY_DATA/x.csv"), Path("d")).workload.lengths == "d/x.csv"
     with pytest.raises(TableError, match="No such file"):
