@@ -75,7 +75,7 @@ class ModelSpec:
     mu: float = 0.0
     margin: float = 0.05
     age_rate: float = 120.0
-    ahead_tokens: int = 0
+    ahead_tokens: int = 512
     ttft_target_s: float = 2.0
     temperature: float = 0.0
     probe_s: float = 0.05

@@ -103,7 +103,7 @@ class ModelSection(Section):
     mu: float = Field(0.0, ge=0, le=1000)
     margin: float = Field(0.05, ge=-1, le=0.9)
     age_rate: float = Field(120.0, ge=0, le=1e9)
-    ahead_tokens: int = Field(0, ge=0, le=1 << 31)
+    ahead_tokens: int = Field(512, ge=0, le=1 << 31)
     ttft_target_s: float = Field(2.0, gt=0, le=86400)
     temperature: float = Field(0.0, ge=0, le=1000)
     probe_s: float = Field(0.05, gt=0, le=10)

@@ -141,7 +141,7 @@ class PolicySpec:
     mu: float = 0.0
     margin: float = 0.05
     age_rate: float = 120.0
-    ahead_tokens: int = 0
+    ahead_tokens: int = 512
     sidecar: bool = False
     own_dispatches: bool = True
     probe_s: float = 0.0

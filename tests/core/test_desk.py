@@ -25,7 +25,7 @@ def job(
 
 
 def desk(policy: PolicyName = "plan", names: tuple[str, ...] = NAMES, *, own: bool = True, **rule: object) -> Desk:
-    made = Desk(replace(ModelSpec("m", policy), **rule), Random(1), own_dispatches=own)  # type: ignore[arg-type]
+    made = Desk(replace(ModelSpec("m", policy, ahead_tokens=0), **rule), Random(1), own_dispatches=own)  # type: ignore[arg-type]
     for name in names:
         made.added(name, EngineView(PROFILE, LIMITS))
     return made

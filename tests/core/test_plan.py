@@ -15,7 +15,7 @@ from predictor.request import LengthEstimate
 
 PROFILE = StepProfile(0.010, 100e-6, 50e-6, 0.0)
 LIMITS = EngineLimits(1000, 16, 8, 512, 8192)
-RULE = ModelSpec("m", "plan", margin=0.0)
+RULE = ModelSpec("m", "plan", ahead_tokens=0, margin=0.0)
 
 
 def job(name: str, prompt: int = 1000, output: int = 50, arrival_s: float = 0.0, prefix: tuple[int, ...] = ()) -> Job:
@@ -105,7 +105,7 @@ def test_lambda_decides_how_long_one_waits() -> None:
     for weight, names in ((0.0, [("again", "b")]), (3.0, [])):
         there = lanes(2)
         hold_prefix(there[0])
-        rule = ModelSpec("m", "plan", work_weight=weight, margin=0.0)
+        rule = ModelSpec("m", "plan", work_weight=weight, ahead_tokens=0, margin=0.0)
         assert planned([ticket(job("again", prefix=PREFIX))], there, 0.001, rule) == names
 
 
@@ -118,7 +118,7 @@ def test_mu_keeps_work_away_from_decodes() -> None:
         for lane in there:
             for name in ("0", "1", "2", "3", "big"):
                 lane.mirror.first_token(name, 0.15)
-        rule = ModelSpec("m", "plan", mu=mu, margin=0.0, work_weight=0.0)
+        rule = ModelSpec("m", "plan", mu=mu, ahead_tokens=0, margin=0.0, work_weight=0.0)
         for lane in there:
             lane.reset(rule, 0.15)
         there[1].head_s += 0.001
