@@ -1,7 +1,6 @@
 """One seed, two drivers of the desk: the simulator's heap and an asyncio shell in virtual time decide the same."""
 
 import asyncio
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from gateway.sim.runner import requests_of
 from gateway.sim.scenario import PolicySpec, ReplicaSpec, Scenario
 from gateway.sim.workload import WorkloadSpec
 from predictor.profile import EngineLimits, StepProfile
-
-sys.path.insert(0, str(Path(__file__).parent))
-from shell import Shell
+from tests.sim.shell import Shell
 
 COUNT = 170
 LIMITS = EngineLimits(300, 16, 16, 256, 2048, watermark_blocks=3)
@@ -40,7 +37,7 @@ def in_shell(scenario: Scenario, policy: PolicySpec, seed: int) -> Shell:
         await shell.run()
         return shell
 
-    loop = looptime.new_event_loop(start=0.0, end=10_000.0, resolution=1e-9)
+    loop = looptime.new_event_loop(start=0.0, end=10_000.0, resolution=1e-12)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(drive())
 
