@@ -56,6 +56,7 @@ MYPYC = [
     "predictor.mirror",
     "predictor.pace",
     "predictor.peak",
+    "predictor.picture",
     "predictor.prefill",
     "predictor.prefix",
     "predictor.seats",
@@ -91,7 +92,7 @@ def hot_path() -> list[Extension]:
     """What mypyc translates; the modules know each other's classes, so they are one group."""
     from mypyc.build import mypycify  # takes as long as mypy itself: only where it is asked for
 
-    options = ["--config-file=", "--ignore-missing-imports", "--python-version=3.11"]
+    options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--python-version=3.11"]
     built = mypycify([*options, *map(source, MYPYC)], opt_level="3", debug_level="0", group_name="leeway")
     for extension in built:
         extension.extra_link_args.append("-s")

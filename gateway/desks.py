@@ -160,6 +160,8 @@ class Desks:
         if station.desk.waiting:
             self._refresh(station)
         actions = station.desk.first_token(job.id, self._plane.now())
+        if self.engines.fresh:
+            self.engines.teach()
         if actions or station.desk.waiting:
             self._carry_out(station, actions)
 
@@ -170,6 +172,8 @@ class Desks:
         if desk.waiting:
             self._refresh(station)
         actions = desk.finished(job.id, 0, now_s) if complete else desk.lost(job.id, now_s)
+        if self.engines.fresh:
+            self.engines.teach()
         if actions or desk.waiting or station.timer is not None:
             self._carry_out(station, actions)
 

@@ -10,6 +10,7 @@ from gateway.config import BackendSpec
 from gateway.fleet import Replica
 from predictor.catalog import ProfileError, engine_profile
 from predictor.mirror import Mirror
+from predictor.pace import Pace
 from predictor.profile import EngineLimits, StepProfile
 
 # Twice as fast as a 7B model on one H100: the shape counts, since the factor is learned.
@@ -53,13 +54,23 @@ class Engines:
         self._reports: dict[str, EngineReport] = {}
         self._surplus: dict[str, deque[int]] = {}
         self.problems: list[str] = []
+        self.fresh: list[Mirror] = []  # without lessons enough of their own
+        self._common: dict[StepProfile, Pace] = {}
 
     def mirror(self, replica: Replica) -> Mirror:
         """The replica's mirror, made when first asked for."""
         mirror = replica.mirror
         if mirror is None:
-            mirror = replica.mirror = Mirror(*self._believed(replica), learns=True)
+            steps, limits = self._believed(replica)
+            common = self._common.setdefault(steps, Pace())
+            mirror = replica.mirror = Mirror(steps, limits, learns=True, common=common)
+            mirror.take_pace()
+            self.fresh.append(mirror)
         return mirror
+
+    def teach(self) -> None:
+        """Somebody learned something: those without enough lessons of their own go by all of them."""
+        self.fresh = [mirror for mirror in self.fresh if mirror.take_pace()]
 
     def reported(self, replica: Replica, report: EngineReport) -> None:
         """What the engine says of itself."""

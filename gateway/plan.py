@@ -162,8 +162,10 @@ def cheapest(ticket: Ticket, lanes: Sequence[Lane]) -> tuple[Lane | None, int]:
         score_s = lane.score_s(prompt_tokens, hit)
         if not 0.0 <= score_s <= SCORE_MAX_S:
             raise UntrustedError(wrong(score_s))
-        if score_s < best_s:
-            best, best_s, best_hit = lane, score_s, hit
+        if score_s < best_s or (
+            score_s == best_s and best is not None and lane.view.dispatched_total < best.view.dispatched_total
+        ):
+            best, best_s, best_hit = lane, score_s, hit  # of equals the one used less: caches fill everywhere
     ticket.best_hit = most_hit
     return best, best_hit
 

@@ -4,18 +4,20 @@ Fed by dispatches, first tokens and ends; progress in between is read lazily, ne
 engine's clock cannot be seen, `stepclock` reckons it, and `pace` learns how much slower steps are than the profile says.
 """
 
+from collections.abc import Collection
+
 from predictor.pace import Pace
 from predictor.peak import PeakCurve
+from predictor.picture import picture
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import EngineLimits, StepProfile
 from predictor.seats import REPAIR_TOKENS, Demand, Progress, Seat, Sight
-from predictor.snapshot import Resident, Snapshot
+from predictor.snapshot import Snapshot
 from predictor.stepclock import StepClock
 
 NEVER = float("inf")
-REFRESH_S = 0.1  # how old the sums over running requests may be
-CURVE_S = 0.5  # ... and the picture of the peak, which moves only by what turns out otherwise than expected
+REFRESH_S, CURVE_S = 0.1, 0.5  # how old sums over running requests may be, and the peak, which moves by surprises only
 WINDOW_S = 1.0  # steps are counted over so long
 STEPS_MIN = 10
 
@@ -28,7 +30,16 @@ class Mirror:
     `room` for prompt tokens in it. `overdue_s` is by how much the oldest first token is late that should be here.
     """
 
-    def __init__(self, profile: StepProfile, limits: EngineLimits, *, sight: Sight | None = None, learns: bool = False) -> None:
+    def __init__(
+        self,
+        profile: StepProfile,
+        limits: EngineLimits,
+        *,
+        sight: Sight | None = None,
+        learns: bool = False,
+        common: Pace | None = None,
+    ) -> None:
+        """`common` is the pace that engines believed to be alike learn together."""
         self.profile = profile
         self.limits = limits
         self.costs: StepCosts = step_costs(profile)
@@ -49,6 +60,7 @@ class Mirror:
         self._sight = sight
         self._learns = learns
         self._learned = Pace()
+        self._common = common
         self._window = ("", 0, 0, 0.0)  # a running request, its tokens, the steps reckoned, and when that was noted
         self._block_tokens = 0
         self._seats: dict[str, Seat] = {}
@@ -105,8 +117,7 @@ class Mirror:
         if seat is None or seat.first_s >= 0:
             return
         if self._learns and seat.progress is not None:
-            self._learned.first_token(seat.due_s - seat.sent_s, now_s - seat.sent_s)
-            self._take_pace()
+            self._saw_first(seat, now_s)
         if self._sight is None:
             self._clock.heard(now_s, self.decodes, self.kv_tokens)
             for earlier in self._filling:
@@ -122,8 +133,7 @@ class Mirror:
         if seat is None:
             return
         if self._learns and seat.progress is None and now_s < seat.due_s:
-            self._learned.first_token(seat.due_s - seat.sent_s, now_s - seat.sent_s)  # all of it came before that
-            self._take_pace()
+            self._saw_first(seat, now_s)  # all of it came before that
         if self._sight is None:
             self._clock.heard(now_s, self.decodes, self.kv_tokens)
         self._leave(seat)
@@ -213,21 +223,10 @@ class Mirror:
         filled_s = steps * self.step_s + share * self.costs.tokens_s(self.pending_tokens, self.pending_pairs)
         return now_s + self.lag_s + filled_s * self.pace
 
-    def queued_tokens(self) -> int:
-        """Tokens still to be computed or produced, as expected."""
-        return sum(max(0, s.prompt_tokens - s.computed) + s.left() for s in self._seats.values())
-
-    def prompt_tokens(self) -> int:
-        """Of all prompts there."""
-        return sum(seat.prompt_tokens for seat in self._seats.values())
-
-    def unstarted_tokens(self) -> int:
-        """Of all prompts there without a first token, less their hits."""
-        return sum(seat.prompt_tokens - seat.hit_tokens for seat in self._filling)
-
-    def context_tokens(self) -> int:
-        """Prompts and outputs so far of all requests there."""
-        return sum(seat.prompt_tokens + seat.generated() for seat in self._seats.values())
+    @property
+    def seats(self) -> Collection[Seat]:
+        """All requests there."""
+        return self._seats.values()
 
     def fits(self, demand: Demand, margin: float) -> bool:
         """Whether the predicted peak of KV, with this request, stays within (1 - margin) of all of it. An empty engine
@@ -250,22 +249,9 @@ class Mirror:
         return curve.with_one(demand.lengths.q50, private + shared)
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """The picture as a record for a what-if: running in the order of dispatch up to the engine's limit, the rest
-        waiting."""
+        """The picture as a record for a what-if."""
         self.look(now_s)
-        running: list[Resident] = []
-        waiting: list[Resident] = []
-        held = 0
-        for seat in self._seats.values():
-            resident = _resident(seat)
-            begun = seat.first_s >= 0 or seat.starts_s <= now_s
-            if begun and not waiting and len(running) < self.limits.max_num_seqs:
-                running.append(resident)
-                held += self.limits.blocks_for(resident.prompt_tokens + resident.generated_tokens)
-            else:
-                waiting.append(resident)
-        free = max(0, self.limits.kv_blocks - held)
-        return Snapshot(now_s, self.limits, tuple(running), tuple(waiting), free, 0, self.lag_s)
+        return picture(self._seats.values(), self.limits, now_s, self.lag_s)
 
     # -- inside
 
@@ -384,17 +370,20 @@ class Mirror:
         if name == seat.id:
             if now_s - since_s < WINDOW_S or min(came, reckoned) < STEPS_MIN:
                 return
-            self._learned.steps(reckoned, came)
-            self._take_pace()
+            self._learned.steps(reckoned, came, self.pace)
+            self.take_pace()
         self._window = (seat.id, seat.progress.generated, self._clock.steps, now_s)
 
-    def _take_pace(self) -> None:
-        self.pace = self._clock.pace = self._learned.value
+    def _saw_first(self, seat: Seat, now_s: float) -> None:
+        for pace in (self._learned, self._common):
+            if pace is not None:
+                pace.first_token(seat.due_s - seat.sent_s, now_s - seat.sent_s, self.pace)
+        self.take_pace()
+
+    def take_pace(self) -> bool:
+        """Go by what was learned. False when that is its own: nobody else's lessons matter then."""
+        shared = self._common is not None and not self._learned.grown
+        learned = self._common if shared and self._common is not None else self._learned
+        self.pace = self._clock.pace = learned.value
         self.error = self._learned.error
-
-
-def _resident(seat: Seat) -> Resident:
-    if seat.first_s < 0:
-        return Resident(seat.id, seat.prompt_tokens, min(seat.computed, seat.prompt_tokens - 1), 0, seat.expected)
-    generated = max(1, seat.generated())
-    return Resident(seat.id, seat.prompt_tokens, seat.prompt_tokens + generated - 1, generated, seat.expected)
+        return shared

@@ -1,5 +1,6 @@
 """What a mirror keeps of each request, and what it asks of whoever can tell more: small records and protocols. Pure."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from predictor.request import LengthEstimate
@@ -69,3 +70,23 @@ class Seat:
     def left(self) -> int:
         """Output tokens still expected, at least a few."""
         return max(REPAIR_TOKENS, self.expected - self.generated())
+
+
+def queued_tokens(seats: Collection[Seat]) -> int:
+    """Tokens still to be computed or produced, as expected."""
+    return sum([max(0, seat.prompt_tokens - seat.computed) + seat.left() for seat in seats])
+
+
+def prompt_tokens(seats: Collection[Seat]) -> int:
+    """Of all their prompts."""
+    return sum([seat.prompt_tokens for seat in seats])
+
+
+def unstarted_tokens(seats: Collection[Seat]) -> int:
+    """Of the prompts without a first token, less their hits."""
+    return sum([seat.prompt_tokens - seat.hit_tokens for seat in seats if seat.first_s < 0])
+
+
+def context_tokens(seats: Collection[Seat]) -> int:
+    """Prompts and outputs so far."""
+    return sum([seat.prompt_tokens + seat.generated() for seat in seats])

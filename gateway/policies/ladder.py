@@ -11,6 +11,7 @@ from random import Random
 
 from gateway.config import ModelSpec
 from gateway.policies.base import V, least, load
+from predictor.seats import queued_tokens
 from predictor.snapshot import ProbeReply
 
 LATENCY_MAX_S = 1e7
@@ -57,5 +58,5 @@ class Ladder:
         for view in views:
             if view.mirror is None:
                 return least(views, load, self._rng)
-            tokens[view.name] = view.mirror.queued_tokens() / view.weight
+            tokens[view.name] = queued_tokens(view.mirror.seats) / view.weight
         return least(views, lambda view: tokens[view.name], self._rng)

@@ -14,6 +14,7 @@ from gateway.policies.base import Base, Replies, least, load
 from gateway.policies.counts import Ring
 from gateway.policies.reported import Predicted, Reported
 from gateway.views import View
+from predictor.seats import context_tokens, prompt_tokens, unstarted_tokens
 from predictor.snapshot import ProbeReply
 
 
@@ -45,7 +46,7 @@ class SmgLeastLoad(Reported):
         chunk = mirror.limits.max_num_batched_tokens
         token_s = mirror.work_s(chunk, 0) / chunk
         used = kv_share(view, reply)
-        return mirror.prompt_tokens() * token_s + 0.15 * used / max(1e-3, 1.0 - used)
+        return prompt_tokens(mirror.seats) * token_s + 0.15 * used / max(1e-3, 1.0 - used)
 
 
 class CacheAware(Base):
@@ -135,8 +136,8 @@ class Dynamo(Base):
         mirror = view.mirror
         if mirror is None:
             return load(view)
-        fresh = mirror.unstarted_tokens() + job.prompt_tokens - mirror.hit_tokens(job)
-        return (self.overlap_weight * fresh + mirror.context_tokens()) / job.block_tokens
+        fresh = unstarted_tokens(mirror.seats) + job.prompt_tokens - mirror.hit_tokens(job)
+        return (self.overlap_weight * fresh + context_tokens(mirror.seats)) / job.block_tokens
 
 
 class BoundedHash(Base):

@@ -1,0 +1,32 @@
+"""A mirror's picture of an engine as a snapshot that a what-if can start from. Pure."""
+
+from collections.abc import Iterable
+
+from predictor.profile import EngineLimits
+from predictor.seats import Seat
+from predictor.snapshot import Resident, Snapshot
+
+
+def picture(seats: Iterable[Seat], limits: EngineLimits, now_s: float, lag_s: float) -> Snapshot:
+    """Running in the order of dispatch, up to the engine's limit of sequences, the rest waiting; the step in progress
+    ends in `lag_s`."""
+    running: list[Resident] = []
+    waiting: list[Resident] = []
+    held = 0
+    for seat in seats:
+        resident = _resident(seat)
+        begun = seat.first_s >= 0 or seat.starts_s <= now_s
+        if begun and not waiting and len(running) < limits.max_num_seqs:
+            running.append(resident)
+            held += limits.blocks_for(resident.prompt_tokens + resident.generated_tokens)
+        else:
+            waiting.append(resident)
+    free = max(0, limits.kv_blocks - held)
+    return Snapshot(now_s, limits, tuple(running), tuple(waiting), free, 0, lag_s)
+
+
+def _resident(seat: Seat) -> Resident:
+    if seat.first_s < 0:
+        return Resident(seat.id, seat.prompt_tokens, min(seat.computed, seat.prompt_tokens - 1), 0, seat.expected)
+    generated = max(1, seat.generated())
+    return Resident(seat.id, seat.prompt_tokens, seat.prompt_tokens + generated - 1, generated, seat.expected)
