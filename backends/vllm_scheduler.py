@@ -87,7 +87,7 @@ class _Publishing:
             this.kv_cache_manager.watermark_blocks // groups,
             bool(this.cache_config.enable_prefix_caching),
         )
-        self._file = SnapshotFile(snapshot_path(this.vllm_config), payload_max(limits.max_num_seqs))
+        self._file = SnapshotFile(snapshot_path(this.vllm_config), payload_max(this.max_num_running_reqs))
         self._recorder = StepRecorder(f"vllm {vllm.__version__}", limits, self._file.write)
         self._queue, self._holding = _Queue(), _Queue()
         self._preemptions = 0
