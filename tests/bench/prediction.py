@@ -16,6 +16,7 @@ The last line is JSON; figures without a suffix are those of `states`. Needs LEE
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -72,6 +73,12 @@ class Outcome:
     in_flight: int
 
 
+async def pause(wait_s: float) -> None:
+    """Let real time pass: this measures a clock that is not ours."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), wait_s)
+
+
 class Watcher:
     """Reads every state that the engine publishes: for the oracle, and the steps for fitting."""
 
@@ -102,7 +109,7 @@ class Watcher:
         """Look often enough to miss no step."""
         while True:
             self.look()
-            await asyncio.sleep(0.003)
+            await pause(0.003)
 
     def learn(self) -> tuple[StepProfile, float]:
         """Fit a profile to the steps seen so far, and foretell with it from now on."""
@@ -151,7 +158,7 @@ class Driver:
         end_s = at_s + seconds
         while at_s < end_s:
             at_s += self._rng.expovariate(rate_per_s)
-            await asyncio.sleep(max(0.0, at_s - loop.time()))
+            await pause(max(0.0, at_s - loop.time()))
             tasks.append(asyncio.ensure_future(send(number)))
             number += 1
         await asyncio.gather(*tasks)
@@ -162,7 +169,7 @@ class Driver:
         before = len(self.outcomes)
         busy = round(BUSY_MAX * number / (STATES - 1))
         others = [asyncio.create_task(self.fixed(1)) for _ in range(busy)]
-        await asyncio.sleep(rng.uniform(0.3, 0.5 + 0.15 * busy))
+        await pause(rng.uniform(0.3, 0.5 + 0.15 * busy))
         await self.fixed(0)
         target = self.outcomes[-1]
         for other in others:
@@ -171,7 +178,7 @@ class Driver:
         del self.outcomes[before:]
         self.outcomes.append(target)
         while self._watcher.look().busy:
-            await asyncio.sleep(0.02)
+            await pause(0.02)
 
     async def fixed(self, number: int) -> None:
         """A prompt that nothing shares, and a length that everybody knows."""

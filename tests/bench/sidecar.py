@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -95,13 +96,13 @@ class Engine:
 
 def run_engine(path: str) -> None:
     """The stand-in's process."""
-    engine = Engine(path)
+    engine, pause = Engine(path), threading.Event()
     for number in range(10**9):
         engine.step(change=number % 5 == 0)
         engine.publish()
         if number == 0:
             print("publishing", flush=True)
-        time.sleep(STEP_S)
+        pause.wait(STEP_S)
 
 
 def run_echo() -> None:
