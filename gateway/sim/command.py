@@ -28,7 +28,8 @@ def simulate(path: str, seeds: int | None, jobs: int, requests: int | None, json
             capacities = _capacities(scenario, jobs, bar)
     except (TableError, TraceError) as error:
         return str(error)
-    Console().print(present.terminal_table(scenario, results, capacities))
+    console = Console()
+    console.print(present.terminal_table(scenario, results, capacities, console.width))
     if json_path:
         Path(json_path).write_text(json.dumps(present.as_json(scenario, results, capacities), indent=1) + "\n")
     if html_path:

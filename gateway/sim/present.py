@@ -6,6 +6,7 @@ Only formats; everything is computed elsewhere.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gateway.sim.capacity import Capacity
@@ -26,19 +27,23 @@ class Column:
 
 
 COLUMNS = (
-    Column("TTFT mean s", lambda f: f.ttft_mean_s, ".3f"),
-    Column("P50", lambda f: f.ttft_p50_s, ".3f"),
-    Column("P99", lambda f: f.ttft_p99_s, ".2f"),
+    Column("TTFT s", lambda f: f.ttft_mean_s, ".3f"),
+    Column("TTFT P50", lambda f: f.ttft_p50_s, ".3f"),
+    Column("TTFT P99", lambda f: f.ttft_p99_s, ".2f"),
     Column("TPOT ms", lambda f: f.tpot_mean_s * 1e3, ".1f"),
-    Column("E2E mean s", lambda f: f.e2e_mean_s, ".2f"),
-    Column("P99", lambda f: f.e2e_p99_s, ".1f"),
+    Column("E2E s", lambda f: f.e2e_mean_s, ".2f"),
+    Column("E2E P99", lambda f: f.e2e_p99_s, ".1f"),
     Column("goodput/s", lambda f: f.goodput_per_s, ".2f"),
-    Column("violations %", lambda f: f.violations * 100, ".1f"),
+    Column("late %", lambda f: f.violations * 100, ".1f"),
     Column("preemptions", lambda f: float(f.preemptions), ".0f"),
     Column("as probed", lambda f: f.preemptions_probed, ".0f"),
     Column("hits %", lambda f: f.hit_share * 100, ".0f"),
     Column("Jain", lambda f: f.jain_replicas, ".3f"),
 )
+
+
+WIDE = 200
+MAIN = ("TTFT s", "TTFT P99", "TPOT ms", "E2E s", "goodput/s", "late %", "preemptions")
 
 
 def grouped(results: Iterable[Result]) -> dict[tuple[str, float], list[Figures]]:
@@ -55,28 +60,36 @@ def shown(found: Interval, form: str) -> str:
     return text if found.seeds < 2 else f"{text} ±{format(found.high - found.mean, form)}"
 
 
-def rows(results: Iterable[Result]) -> list[list[str]]:
-    """The table's cells, a row for each policy and rate."""
+def rows(results: Iterable[Result], columns: Sequence[Column] = COLUMNS, *, spreads: bool = True) -> list[list[str]]:
+    """The table's cells, a row for each policy and rate; with the spread over seeds if there is room for it."""
     table = []
     for (label, rate), group in grouped(results).items():
-        cells = [shown(interval([column.read(one) for one in group]), column.form) for column in COLUMNS]
+        found = [interval([column.read(one) for one in group]) for column in columns]
+        pairs = zip(columns, found, strict=True)
+        cells = [shown(one, column.form) if spreads else format(one.mean, column.form) for column, one in pairs]
         table.append([label, f"{rate:g}", *cells])
     return table
 
 
-def headings() -> list[str]:
+def headings(columns: Sequence[Column] = COLUMNS) -> list[str]:
     """The table's headings."""
-    return ["policy", "rate/s", *(column.title for column in COLUMNS)]
+    return ["policy", "rate/s", *(column.title for column in columns)]
 
 
-def terminal_table(scenario: Scenario, results: Sequence[Result], capacities: Sequence[Capacity]) -> Table:
-    """Everything for the terminal."""
+def terminal_table(scenario: Scenario, results: Sequence[Result], capacities: Sequence[Capacity], width: int) -> Table:
+    """Everything for a terminal of so many columns; a narrow one gets the main figures."""
+    wide = width >= WIDE
+    columns = COLUMNS if wide else tuple(column for column in COLUMNS if column.title in MAIN)
     seeds = len({result.key.seed for result in results})
-    table = Table(title=f"{scenario.name} ({scenario.workload.requests} requests, {seeds} seeds; simulation)")
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"{scenario.name} ({scenario.workload.requests} requests, {seeds} seeds; simulation)",
+    )
     found = capacity_of(capacities)
-    for i, title in enumerate([*headings(), *(["capacity/s"] if found else [])]):
-        table.add_column(title, justify="left" if i == 0 else "right", no_wrap=True)
-    for row in rows(results):
+    for i, title in enumerate([*headings(columns), *(["capacity/s"] if found else [])]):
+        table.add_column(title.replace(" ", "\n"), justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows(results, columns, spreads=wide):
         table.add_row(*row, *([shown(found[row[0]], ".1f")] if row[0] in found else [""] if found else []))
     return table
 

@@ -68,6 +68,10 @@ def test_table_json_and_page(path: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "simulation" in done.output
     assert done.output.count("Po2") == 2
+    assert "P50" in done.output
+    narrow = CliRunner().invoke(cli, ["simulate", str(path), "--quiet", "--seeds", "1"], env={"COLUMNS": "100"})
+    assert "P50" not in narrow.output
+    assert "P99" in narrow.output
     found = json.loads(out.read_text())
     assert [(run["policy"], run["rate_per_s"], run["seed"]) for run in found["runs"]] == [
         (policy, rate, seed) for policy in ("ours", "Po2") for rate in (2.0, 6.0) for seed in (0, 1)
@@ -151,7 +155,10 @@ def test_the_paper_command_writes_a_report_and_one_line_of_figures(tmp_path: Pat
     ]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples/papers/astrolabe").glob("*.toml")))
-def test_the_papers_scenarios_are_read(name: str) -> None:
-    scenario = load(ROOT / "examples/papers/astrolabe" / name, Path("data"))
+SCENARIOS = [*(ROOT / "examples/simulate").glob("*.toml"), *(ROOT / "examples/papers/astrolabe").glob("*.toml")]
+
+
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(ROOT)) for path in SCENARIOS))
+def test_the_scenarios_of_the_examples_are_read(name: str) -> None:
+    scenario = load(ROOT / name, Path("data"))
     assert scenario.policies
