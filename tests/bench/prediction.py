@@ -194,7 +194,7 @@ class Driver:
         """A question that is answered until the model stops; the length is foretold by those before."""
         question = f"({self._rng.randrange(10**6)}) " + QUESTIONS[number % len(QUESTIONS)]
         estimate = self.lengths.estimate("smollm2", question[-12:])
-        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 300}
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 120}
         body["temperature"] = 0.7
         shape = (number % len(QUESTIONS), 0)
         tokens, finish = await self._send("/v1/chat/completions", body, 45 + len(question) // 5, estimate, shape)
@@ -306,8 +306,7 @@ async def drive(watcher: Watcher, driver: Driver, seconds: float, dump: str) -> 
             "steps": watcher.told_steps,
         }
         Path(dump).write_text(json.dumps(everything))
-    for number in range(2 * len(QUESTIONS)):  # lengths are known by then
-        await driver.natural(number)
+    await driver.open_loop(RATES_PER_S[0], seconds, driver.natural)  # lengths are known by then
     driver.outcomes.clear()
     for rate in RATES_PER_S[:2]:
         await driver.open_loop(rate, seconds, driver.natural)
@@ -344,7 +343,7 @@ async def run(seconds: float, seed: int, dump: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of traffic at each rate")
+    parser.add_argument("--seconds", type=float, default=25.0, help="of traffic at each rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dump", default="", help="file for every request of the fixed lengths")
     arguments = parser.parse_args()
