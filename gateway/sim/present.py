@@ -6,7 +6,6 @@ Only formats; everything is computed elsewhere.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gateway.sim.capacity import Capacity
@@ -33,7 +32,7 @@ COLUMNS = (
     Column("TPOT ms", lambda f: f.tpot_mean_s * 1e3, ".1f"),
     Column("E2E s", lambda f: f.e2e_mean_s, ".2f"),
     Column("E2E P99", lambda f: f.e2e_p99_s, ".1f"),
-    Column("goodput/s", lambda f: f.goodput_per_s, ".2f"),
+    Column("good /s", lambda f: f.goodput_per_s, ".2f"),
     Column("late %", lambda f: f.violations * 100, ".1f"),
     Column("preemptions", lambda f: float(f.preemptions), ".0f"),
     Column("as probed", lambda f: f.preemptions_probed, ".0f"),
@@ -43,7 +42,7 @@ COLUMNS = (
 
 
 WIDE = 200
-MAIN = ("TTFT s", "TTFT P99", "TPOT ms", "E2E s", "goodput/s", "late %", "preemptions")
+MAIN = ("TTFT s", "TTFT P99", "TPOT ms", "E2E s", "good /s", "late %", "preemptions")
 
 
 def grouped(results: Iterable[Result]) -> dict[tuple[str, float], list[Figures]]:
