@@ -80,11 +80,8 @@ def terminal_table(scenario: Scenario, results: Sequence[Result], capacities: Se
     wide = width >= WIDE
     columns = COLUMNS if wide else tuple(column for column in COLUMNS if column.title in MAIN)
     seeds = len({result.key.seed for result in results})
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        title=f"{scenario.name} ({scenario.workload.requests} requests, {seeds} seeds; simulation)",
-    )
+    title = f"{scenario.name} ({scenario.workload.requests} requests, {seeds} seeds; simulation)"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title=title)
     found = capacity_of(capacities)
     for i, title in enumerate([*headings(columns), *(["capacity/s"] if found else [])]):
         table.add_column(title.replace(" ", "\n"), justify="left" if i == 0 else "right", no_wrap=True)
