@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction bench-live soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -62,7 +62,7 @@ test-engine: $(READY) engine  ## real vLLM on the CPU behind the gateway
 
 bench-overhead: $(WHEEL)  ## CPU, memory, first event beside nginx, HAProxy and three Rust routers (7 rounds, 20 minutes)
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
-	$(SHIPPED) $(BIN)/python tests/bench/overhead.py --home $(BENCH) $(BENCH_ARGS)
+	$(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/overhead.py --home $(BENCH) $(BENCH_ARGS)
 
 bench-log: $(READY)  ## what an access line costs, rendered by structlog's chain and directly
 	$(BIN)/python tests/bench/log_line.py
@@ -75,6 +75,10 @@ bench-sidecar: $(READY)  ## how fast a sidecar answers 500 probes a second besid
 
 bench-prediction: $(READY) engine  ## how well a live engine's next requests are foretold (vLLM on the CPU, 7 minutes)
 	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/python -m tests.bench.prediction $(BENCH_ARGS)
+
+bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replicas, open loop (70 minutes; BENCH_ARGS=--quick: 2)
+	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH) aiperf
+	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.live --home $(BENCH) $(BENCH_ARGS)
 
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)

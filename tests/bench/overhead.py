@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import signal
 import sys
 import tempfile
 import time
@@ -38,9 +36,8 @@ from peers import (
     Recipe,
     added_command,
 )
-from process import is_open
+from process import allow_many_files, end_on_signals, is_open
 
-OPEN_FILES = 20_000
 LOOP_STEPS = 1_000_000
 
 Results = dict[str, list[Round]]
@@ -172,25 +169,6 @@ def chosen_stage(call: argparse.Namespace) -> Stage:
 def refuse(reason: str) -> None:
     say(reason)
     raise SystemExit(2)
-
-
-def end_on_signals() -> None:
-    """SIGINT and SIGTERM end the run through the usual clean-up; further ones do not disturb it."""
-
-    def end(number: int, _frame: object) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, end)
-
-
-def allow_many_files() -> None:
-    """1,000 streams are 2,000 sockets in a gateway; children inherit the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < OPEN_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
 
 def write_all(path: Path, bench: Bench, line: Mapping[str, object]) -> None:

@@ -1,15 +1,16 @@
 #!/bin/bash
 # Builds the bench's tools and installs the rivals into DIR. Safe to repeat: what is there at the right version stays.
-# usage: setup.sh DIR        (PYTHON=python3.11 setup.sh DIR for another interpreter)
+# usage: setup.sh DIR [aiperf]        (PYTHON=python3.11 setup.sh DIR for another interpreter)
 # nginx and haproxy come from Debian: apt-get install nginx-light haproxy
 set -euo pipefail
-if [ $# -ne 1 ]; then
-    echo "usage: setup.sh DIR" >&2
+if [ $# -ne 1 ] && [ "$*" != "$1 aiperf" ]; then
+    echo "usage: setup.sh DIR [aiperf]" >&2
     exit 2
 fi
 sources=$(cd "$(dirname "$0")/src" && pwd)
 python=$(command -v "${PYTHON:-python3}") || { echo "no interpreter ${PYTHON:-python3}" >&2; exit 2; }
 case $python in /*) ;; *) python=$PWD/$python ;; esac
+referee=${2:-}
 mkdir -p "$1"
 cd "$1"
 umask 022
@@ -41,6 +42,7 @@ tool loadgen
 rival v_vr vllm-router 0.1.17
 rival v_sr sglang-router 0.3.2
 rival v_smg smg 1.13.0
+if [ -n "$referee" ]; then rival v_aiperf aiperf 0.13.0; fi
 for program in nginx haproxy; do
     if ! PATH="$PATH:/usr/sbin" command -v $program >/dev/null; then
         echo "$program is missing: apt-get install nginx-light haproxy (the bench reports it and goes on)" >&2

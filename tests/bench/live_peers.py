@@ -1,0 +1,103 @@
+"""The routers of the live bench and how each is started, in front of the same eight replicas.
+
+Each runs with its own defaults but for what is named here: addresses, the policy, logs of errors only. HAProxy keeps its
+connections; routers that limit concurrency by default would refuse at these loads, so they are left at what they do.
+Leeway's TOML names listeners, eight vLLM servers and one key; "leeway" names no policy at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import gateway
+from tests.bench.live_mocks import MODEL, REPLICAS
+from tests.bench.peers import (
+    CLIENT_KEY,
+    CONTROL_PORT,
+    GATEWAY_PORT,
+    Command,
+    NotInstalledError,
+    Place,
+    Recipe,
+    system_program,
+)
+
+FIRST_MOCK_PORT = 21301
+MOCK_PORTS = tuple(range(FIRST_MOCK_PORT, FIRST_MOCK_PORT + REPLICAS))
+URLS = tuple(f"http://127.0.0.1:{port}" for port in MOCK_PORTS)
+
+
+def haproxy(place: Place) -> Command:
+    """Fewest connections, which is fewest requests in flight."""
+    servers = "\n".join(f" server s{port} 127.0.0.1:{port}" for port in MOCK_PORTS)
+    (place.scratch / "haproxy.cfg").write_text(f"""
+global
+ nbthread 1
+ maxconn 8000
+defaults
+ mode http
+ timeout connect 5s
+ timeout client 600s
+ timeout server 600s
+ option http-no-delay
+ http-reuse always
+frontend clients
+ bind 127.0.0.1:{GATEWAY_PORT}
+ default_backend llm
+backend llm
+ balance leastconn
+{servers}
+""")
+    return Command((system_program("haproxy"), "-f", f"{place.scratch}/haproxy.cfg"), cwd=place.scratch)
+
+
+def router(environment: str, policy: str, *module: str) -> Recipe:
+    """A Rust router with one of its policies."""
+
+    def recipe(place: Place) -> Command:
+        python = place.home / environment / "bin" / "python"
+        if not python.exists():
+            raise NotInstalledError(f"{environment} is missing: run setup.sh")
+        listen = ("--host", "127.0.0.1", "--port", str(GATEWAY_PORT), "--prometheus-port", str(CONTROL_PORT))
+        workers = ("--worker-urls", *URLS, "--policy", policy, "--log-level", "error")
+        return Command((str(python), "-m", *module, *listen, *workers), cwd=place.scratch)
+
+    return recipe
+
+
+def leeway_config(rule: str = "", engine_settings: str = "") -> str:
+    """Eight vLLM servers and one key; `rule` is the model's table, `engine_settings` what is said of each backend."""
+    backends = "\n".join(
+        f'[[backends]]\nname = "b{number}"\nurl = "{url}"\nengine = "vllm"\n{engine_settings}'
+        for number, url in enumerate(URLS, 1)
+    )
+    digest = hashlib.sha256(CLIENT_KEY.encode()).hexdigest()
+    listen = f'[listen]\ndata = "127.0.0.1:{GATEWAY_PORT}"\ncontrol = "127.0.0.1:{CONTROL_PORT}"\n'
+    return f'{listen}\n{backends}\n[[keys]]\nsha256 = "{digest}"\n\n{rule}'
+
+
+def leeway(rule: str = "", engine_settings: str = "") -> Recipe:
+    """The gateway with this rule for the model."""
+
+    def recipe(place: Place) -> Command:
+        config = place.scratch / "gateway.toml"
+        config.write_text(leeway_config(f"[models.{MODEL}]\n{rule}" if rule else "", engine_settings))
+        built = str(Path(gateway.__file__).parents[1])  # the wheel, as `make bench-live` runs it
+        return Command((place.python, "-m", "gateway", "serve", str(config)), {"PYTHONPATH": built}, place.scratch)
+
+    return recipe
+
+
+PEERS: Mapping[str, Recipe] = {
+    "haproxy": haproxy,
+    "vllm-router-po2": router("v_vr", "power_of_two", "vllm_router.launch_router"),
+    "vllm-router-cache": router("v_vr", "cache_aware", "vllm_router.launch_router"),
+    "sglang-router": router("v_sr", "cache_aware", "sglang_router.launch_router"),
+    "smg": router("v_smg", "cache_aware", "smg", "launch"),
+    "smg-least-load": router("v_smg", "least_load", "smg", "launch"),
+    "leeway-po2": leeway('policy = "po2"\n'),
+    "leeway": leeway(),
+}
+QUICK = ("haproxy", "smg", "leeway")
