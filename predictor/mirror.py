@@ -12,7 +12,7 @@ from predictor.picture import picture
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import EngineLimits, StepProfile
-from predictor.seats import REPAIR_TOKENS, Demand, Progress, Seat, Sight
+from predictor.seats import REPAIR_TOKENS, Demand, Mark, Progress, Seat, Sight
 from predictor.snapshot import Snapshot
 from predictor.stepclock import StepClock
 
@@ -39,7 +39,6 @@ class Mirror:
         learns: bool = False,
         common: Pace | None = None,
     ) -> None:
-        """`common` is the pace that engines believed to be alike learn together."""
         self.profile = profile
         self.limits = limits
         self.costs: StepCosts = step_costs(profile)
@@ -61,7 +60,8 @@ class Mirror:
         self._learns = learns
         self._learned = Pace()
         self._common = common
-        self._window = ("", 0, 0, 0.0)  # a running request, its tokens, the steps reckoned, and when that was noted
+        self._window: Mark | None = None
+        self._filled_s = 0.0
         self._block_tokens = 0
         self._seats: dict[str, Seat] = {}
         self._filling: list[Seat] = []  # no first token yet, in the order of dispatch
@@ -118,6 +118,8 @@ class Mirror:
             return
         if self._learns and seat.progress is not None:
             self._saw_first(seat, now_s)
+        in_turn = self._filling[0] is seat
+        self._count_fill(seat)
         if self._sight is None:
             self._clock.heard(now_s, self.decodes, self.kv_tokens)
             for earlier in self._filling:
@@ -126,6 +128,8 @@ class Mirror:
                     break
         self._decodes(seat, now_s)
         self.heard_s = now_s
+        if self._learns and in_turn:
+            self._mark(now_s)
 
     def finished(self, job_id: str, now_s: float) -> None:
         """Its answer is complete."""
@@ -141,9 +145,8 @@ class Mirror:
 
     def lost(self, job_id: str) -> None:
         """It is gone without an end: cancelled or failed."""
-        seat = self._seats.get(job_id)
-        if seat is not None:
-            self._leave(seat)
+        if job_id in self._seats:
+            self._leave(self._seats[job_id])
 
     def retune(self, profile: StepProfile, limits: EngineLimits) -> None:
         """The engine turned out to be another one than believed; what is there stays."""
@@ -316,8 +319,8 @@ class Mirror:
             if seat.first_s >= 0:
                 running += seat.prompt_tokens + generated
         self._running_tokens, self._final_tokens, self._redo_tokens = running, final, redo
-        if self._learns and self._sight is None:
-            self._count_steps(now_s)
+        if self._learns and not self._filling:
+            self._mark(now_s)
 
     def _count(self, now_s: float) -> None:
         """The figures, from the requests that fill and the sums."""
@@ -359,25 +362,33 @@ class Mirror:
         self.lag_s = 0.0 if ends_s is None else max(0.0, ends_s - now_s)
         return 0 if ends_s is None else min(self.room, flying)
 
-    def _count_steps(self, now_s: float) -> None:
-        """Once in a while, compare the tokens that came of a running request with the steps reckoned meanwhile."""
+    def _mark(self, now_s: float) -> None:
+        """An instant at which it is known how far prompts are: compare with the last one."""
         seat = next((seat for seat in self._seats.values() if seat.first_s >= 0 and seat.progress is not None), None)
         if seat is None or seat.progress is None:
-            self._window = ("", 0, 0, now_s)
+            self._window = None
             return
-        name, tokens, steps, since_s = self._window
-        came, reckoned = seat.progress.generated - tokens, self._clock.steps - steps
-        if name == seat.id:
-            if now_s - since_s < WINDOW_S or min(came, reckoned) < STEPS_MIN:
+        here = Mark(seat.id, now_s, seat.progress.generated, self._filled_s, self.step_s)
+        last = self._window
+        if last is not None and last.id == here.id:
+            came, took_s = here.generated - last.generated, now_s - last.at_s
+            if took_s < WINDOW_S or came < STEPS_MIN:
                 return
-            self._learned.steps(reckoned, came, self.pace)
+            self._learned.window(came * 0.5 * (here.step_s + last.step_s) + here.filled_s - last.filled_s, took_s)
             self.take_pace()
-        self._window = (seat.id, seat.progress.generated, self._clock.steps, now_s)
+        self._window = here
+
+    def _count_fill(self, seat: Seat) -> None:
+        """What a prompt takes beyond its steps."""
+        left = seat.prompt_tokens - seat.hit_tokens
+        saved = max(0.0, self.costs.knee_tokens - self.decodes) * self.costs.over_knee_s * -(-left // self.room)
+        self._filled_s += max(0.0, self.costs.tokens_s(left, left * (seat.hit_tokens + 0.5 * left)) - saved)
 
     def _saw_first(self, seat: Seat, now_s: float) -> None:
-        for pace in (self._learned, self._common):
-            if pace is not None:
-                pace.first_token(seat.due_s - seat.sent_s, now_s - seat.sent_s, self.pace)
+        predicted_s, observed_s = seat.due_s - seat.sent_s, now_s - seat.sent_s
+        self._learned.first_token(predicted_s, observed_s)
+        if self._common is not None:
+            self._common.hint(predicted_s, observed_s, self.pace)
         self.take_pace()
 
     def take_pace(self) -> bool:

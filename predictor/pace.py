@@ -1,17 +1,20 @@
 """By what factor an engine's steps are slower than its profile says, learned while it works. Pure.
 
-Two witnesses. Running requests gain a token a step: steps reckoned over tokens come is the factor, to a few percent.
-First tokens tell it only until that is known, for they also wait for memory and on the way to the gateway and back; what
-they do tell is how well first tokens are predicted (`error`). The factor is applied in rungs of a tenth, each left only
-when clearly off: engines that are alike must not differ by what was noise, or the ones that seem faster fill up.
+Two witnesses. Running requests gain a token a step, and first tokens tell which prompts were computed meanwhile: the
+time this took over what it should have taken is the factor, to a percent or two. Single first tokens tell little of it,
+for they also wait for memory and on the way to the gateway and back: they tell how well first tokens are predicted
+(`error`), and give engines believed to be alike a common factor until each has its own. One that was asked once must
+not look slow for it: nobody would ask it again. The factor is applied in rungs of a tenth, each left only when clearly
+off: engines that are alike must not differ by what was noise, or the ones that seem faster fill up.
 """
 
 import math
+from collections import deque
 
 WEIGHT = 0.1
 LOG_MAX = 5.0  # 150 times as slow, or as fast
 RUNG_LOG = 0.1
-GROWN_WINDOWS, GROWN_FIRSTS = 2, 8
+MEDIAN_OF, MEDIAN_MIN = 7, 3
 FIRST_LESSONS = 3  # so many first tokens show what the profile is worth before predictions are judged
 OFF_MAX = 2.0  # one first token that is off by more (as a logarithm) counts as this
 
@@ -19,7 +22,7 @@ OFF_MAX = 2.0  # one first token that is off by more (as a logarithm) counts as 
 class Pace:
     """`value` multiplies all step times; `error` is the mean |log(observed / predicted)| of first tokens."""
 
-    __slots__ = ("_firsts", "_log", "_rung", "_windows", "error", "value")
+    __slots__ = ("_firsts", "_log", "_rung", "_seen", "_windows", "error", "value")
 
     def __init__(self) -> None:
         self.value = 1.0
@@ -27,28 +30,36 @@ class Pace:
         self._log = 0.0
         self._rung = 0
         self._firsts = self._windows = 0
+        self._seen: deque[float] = deque(maxlen=MEDIAN_OF)
 
     @property
     def grown(self) -> bool:
         """Whether enough was learned to tell this engine from others."""
-        return self._windows >= GROWN_WINDOWS or self._firsts >= GROWN_FIRSTS
+        return self._windows >= MEDIAN_MIN
 
-    def first_token(self, predicted_s: float, observed_s: float, applied: float) -> None:
-        """A first token came after `observed_s`, not after `predicted_s`, as predicted with the factor `applied`."""
-        if not (predicted_s > 1e-6 and observed_s > 1e-6):
-            return
-        off = math.log(observed_s / predicted_s)
-        self._firsts += 1
-        if not self._windows:
-            self._adjust(math.log(applied) + off, max(WEIGHT, 1.0 / self._firsts))
-        judged = self._firsts - FIRST_LESSONS
-        if judged > 0:
-            self.error += max(WEIGHT, 1.0 / judged) * (min(abs(off), OFF_MAX) - self.error)
+    def first_token(self, predicted_s: float, observed_s: float) -> None:
+        """A first token came after `observed_s`, not after `predicted_s`."""
+        if predicted_s > 1e-6 and observed_s > 1e-6:
+            self._firsts += 1
+            off = min(abs(math.log(observed_s / predicted_s)), OFF_MAX)
+            if self._firsts > FIRST_LESSONS:
+                self.error += max(WEIGHT, 1.0 / (self._firsts - FIRST_LESSONS)) * (off - self.error)
 
-    def steps(self, reckoned: int, came: int, applied: float) -> None:
-        """So many steps were reckoned with the factor `applied` while so many tokens of one request came."""
+    def hint(self, predicted_s: float, observed_s: float, applied: float) -> None:
+        """For a pace that many engines learn together: a first token's factor, predicted with the factor `applied`."""
+        if predicted_s > 1e-6 and observed_s > 1e-6:
+            self._lesson(math.log(applied * observed_s / predicted_s))
+
+    def window(self, predicted_s: float, observed_s: float) -> None:
+        """What an engine did between two instants at which its work is known took `observed_s`; the profile alone says
+        `predicted_s`."""
+        self._lesson(math.log(observed_s / predicted_s))
+
+    def _lesson(self, seen_log: float) -> None:
         self._windows += 1
-        self._adjust(math.log(applied * reckoned / came), max(WEIGHT, 1.0 / self._windows))
+        self._seen.append(seen_log)
+        if len(self._seen) >= MEDIAN_MIN:  # one in fifty holds what nobody knew of, a prefix that was gone
+            self._adjust(sorted(self._seen)[len(self._seen) // 2], max(WEIGHT, 1.0 / (self._windows - MEDIAN_MIN + 1)))
 
     def _adjust(self, seen_log: float, weight: float) -> None:
         """The factor (its logarithm) that was seen."""

@@ -1,6 +1,7 @@
 """What a mirror keeps of each request, and what it asks of whoever can tell more: small records and protocols. Pure."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from predictor.request import LengthEstimate
@@ -38,6 +39,18 @@ class Demand(Protocol):
     def prefix(self) -> tuple[int, ...]: ...
     @property
     def block_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An instant: a running request and its tokens so far, the seconds that prompts computed up to then should have
+    taken, and a step's seconds."""
+
+    id: str
+    at_s: float
+    generated: int
+    filled_s: float
+    step_s: float
 
 
 class Seat:

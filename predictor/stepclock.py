@@ -13,10 +13,9 @@ TINY_S = 1e-6
 
 
 class StepClock:
-    """`ends_s` is the end of the step in progress, `chunk` the prompt tokens in it, `steps` how many have ended; `pace`
-    stretches all steps."""
+    """`ends_s` is the end of the step in progress, `chunk` the prompt tokens in it; `pace` stretches all steps."""
 
-    __slots__ = ("chunk", "costs", "ends_s", "filling", "pace", "step_tokens", "steps")
+    __slots__ = ("chunk", "costs", "ends_s", "filling", "pace", "step_tokens")
 
     def __init__(self, costs: StepCosts, step_tokens: int, filling: list[Seat]) -> None:
         """`filling` is the owner's list of requests without a first token, in the order of their dispatch."""
@@ -26,7 +25,6 @@ class StepClock:
         self.pace = 1.0
         self.ends_s = 0.0
         self.chunk = 0
-        self.steps = 0
 
     def stop(self) -> None:
         """The engine is idle."""
@@ -39,9 +37,7 @@ class StepClock:
             self._end()
             if not self.begin(at_s, decodes, kv_tokens):
                 step_s = max(TINY_S, self.ends_s - at_s)
-                whole = math.floor((now_s - at_s) / step_s)
-                self.steps += whole
-                self.ends_s = at_s + (whole + 1) * step_s
+                self.ends_s = at_s + (math.floor((now_s - at_s) / step_s) + 1) * step_s
 
     def begin(self, at_s: float, decodes: int, kv_tokens: float) -> bool:
         """Start a step; False when no prompt is in it."""
@@ -68,7 +64,6 @@ class StepClock:
 
     def _end(self) -> None:
         """The chunk in progress is computed."""
-        self.steps += 1
         chunk, self.chunk = self.chunk, 0
         for seat in self.filling:
             if chunk <= 0:

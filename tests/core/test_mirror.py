@@ -7,6 +7,7 @@ import pytest
 from gateway.jobs import Job
 from predictor.instance import Instance
 from predictor.mirror import Mirror
+from predictor.pace import Pace
 from predictor.prefill import StepCosts, step_costs
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Finished, FirstToken, LengthEstimate, Request
@@ -206,8 +207,9 @@ def test_what_is_late_is_expected_to_stay_late_for_as_long_again() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 10.0, 1000.0])
-def test_pace_learns_from_first_tokens_how_much_slower_steps_are(factor: float) -> None:
-    made, now_s = Mirror(PROFILE, LIMITS, learns=True), 0.0
+def test_a_common_pace_learns_from_first_tokens_how_much_slower_steps_are(factor: float) -> None:
+    common = Pace()
+    made, other, now_s = (*(Mirror(PROFILE, LIMITS, learns=True, common=common) for _ in range(2)), 0.0)
     for number in range(40):
         made.dispatched(job(str(number), 1000), 0, now_s, Read())
         now_s += factor * 0.12
@@ -216,6 +218,8 @@ def test_pace_learns_from_first_tokens_how_much_slower_steps_are(factor: float) 
         now_s += 1.0
     assert made.pace == pytest.approx(min(factor, math.exp(5.0)), rel=0.06)
     assert made.ttft_s(1000, 0) == pytest.approx(0.12 * made.pace)
+    assert other.take_pace()
+    assert other.pace == made.pace, "one like it, never asked"
     assert (made.error > math.log(4.0)) is (factor > 200), "beyond what pace may be, the error stays"
 
 
@@ -233,7 +237,7 @@ def test_pace_learns_from_the_tokens_of_running_requests(factor: float) -> None:
 
 
 def test_an_answer_without_a_stream_tells_only_that_an_engine_is_faster() -> None:
-    made = Mirror(PROFILE, LIMITS, learns=True)
+    made = Mirror(PROFILE, LIMITS, learns=True, common=Pace())
     made.dispatched(job("a", 1000), 0, 0.0)
     made.finished("a", 60.0)
     assert (made.pace, made.error) == (1.0, 0.0)
