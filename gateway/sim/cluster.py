@@ -11,9 +11,10 @@ from collections.abc import Sequence as Row
 from random import Random
 from typing import Any
 
-from gateway.desk import Action, Desk, EngineView
+from gateway.desk import Action
 from gateway.jobs import Dispatch, Job, Probe
 from gateway.sim.decoders import Sequence
+from gateway.sim.front import NEVER_S, Front
 from gateway.sim.migration import MovableEngine, Move, plan_move
 from gateway.sim.outcome import Outcome, Sent, Track
 from gateway.sim.probing import Sidecars
@@ -21,15 +22,12 @@ from gateway.sim.scenario import MODEL, FailureSpec, PolicySpec, Scenario
 from gateway.sim.stalls import Clock
 from gateway.sim.truth import Engine, Relayed, StepSight, make_engine
 from gateway.sim.workload import SimRequest
-from gateway.views import View
 from predictor.request import Event, Finished, FirstToken, LengthEstimate, Preempted, Request
 from predictor.seats import Progress
 
 PROBES_REMEMBERED = 200
-NEVER_S = float("inf")
 TICK_MIN_S = 0.001  # as gateway.desks
 SWEEP_S = 0.05  # as gateway.deadlines: how often whoever waits is looked at in any case
-NO_ALARM = (NEVER_S, -1)
 
 
 class Cluster:
@@ -65,7 +63,6 @@ class Cluster:
         self._preemptions_gone = 0
         self.migrations = 0
         self._probed: deque[int] = deque(maxlen=PROBES_REMEMBERED)
-        self._alarms: dict[int, tuple[float, int]] = {}
         self._kinds = [kind for kind in scenario.replicas for _ in range(kind.count)]
         self._prefixes = any(request.prefix for request in requests)
         self._names = [f"r{i}" for i in range(len(self._kinds))]
@@ -75,8 +72,7 @@ class Cluster:
             self._up.append(True)
         self._movers = [engine for engine in self.engines if isinstance(engine, MovableEngine)]
         self.sidecars = Sidecars(scenario, policy, self.engines, self.clock, Random(f"probes {seed}"))
-        self._views: list[dict[str, View]] = []
-        self.desks = [self._desk(g) for g in range(scenario.view.gateways)]
+        self.fronts = [self._front(g) for g in range(scenario.view.gateways)]
 
     # ---- making ----
 
@@ -86,25 +82,11 @@ class Cluster:
         truth = self._scenario.truth
         return make_engine(self._kinds[index], truth, self.clock, rng, prefixes=self._prefixes, movable=movable)
 
-    def _desk(self, gateway: int) -> Desk:
-        desk = Desk(self._policy.rule, Random(f"gateway {self._seed} {gateway}"), own_dispatches=self._policy.own_dispatches)
-        views = {name: self._view(i) for i, name in enumerate(self._names)}
-        self._views.append(views)
-        desk.sync(list(views.values()))
-        return desk
-
-    def _view(self, index: int) -> View:
-        kind, view = self._kinds[index], self._scenario.view
-        engine = EngineView(
-            kind.profile.scaled(kind.slower),
-            kind.limits,
-            kind.weight,
-            kind.max_in_flight,
-            sidecar=self._policy.sidecar,
-            sight=StepSight(self.engines[index]) if view.sight else None,
-            learns=view.learns,
-        )
-        return engine.view(self._names[index])
+    def _front(self, gateway: int) -> Front:
+        front = Front(self._policy, self._scenario.view, Random(f"gateway {self._seed} {gateway}"))
+        for i, name in enumerate(self._names):
+            front.meets(name, self._kinds[i], StepSight(self.engines[i]))
+        return front
 
     # ---- running ----
 
@@ -135,7 +117,7 @@ class Cluster:
         heapq.heappush(self._heap, (at_s, self._pushed, act, what))
 
     def _arrives(self, request: SimRequest) -> None:
-        desk = self.desks[len(self._tracks) % len(self.desks)]
+        front = self.fronts[len(self._tracks) % len(self.fronts)]
         lengths = request.lengths
         if self._policy.oracle:
             lengths = LengthEstimate(request.output_tokens, request.output_tokens, request.output_tokens, "oracle")
@@ -149,56 +131,52 @@ class Cluster:
             request.session,
             self._kinds[0].limits.block_size,
         )
-        self._tracks[request.id] = Track(request, job, desk)
+        self._tracks[request.id] = Track(request, job, front)
         self.sidecars.expects(job)
-        self._carry_out(desk, desk.arrived(job, self.clock.now_s))
+        self._carry_out(front, front.desk.arrived(job, self.clock.now_s))
 
-    def _carry_out(self, desk: Desk, actions: Row[Action]) -> None:
+    def _carry_out(self, front: Front, actions: Row[Action]) -> None:
         """What the desk asked for, in order; then see when it wants to be called."""
         for action in actions:
             if isinstance(action, Dispatch):
                 self._dispatch(action)
             else:
-                self._probe(desk, action)
-        self._arm(desk)
+                self._probe(front, action)
+        self._arm(front)
 
-    def _arm(self, desk: Desk) -> None:
+    def _arm(self, front: Front) -> None:
         """When the desk is called if nothing happens before: with the live gateway's own slack."""
-        due_s = desk.due_s if desk.waiting else NEVER_S
-        alarm = self._alarms.get(id(desk), NO_ALARM)
-        if due_s >= alarm[0] - TICK_MIN_S and alarm[0] != NEVER_S and due_s != NEVER_S:
+        due_s = front.desk.due_s if front.desk.waiting else NEVER_S
+        if due_s == front.due_s or (NEVER_S not in (due_s, front.due_s) and due_s >= front.due_s - TICK_MIN_S):
             return  # called early enough anyway
-        if due_s == alarm[0]:
-            return
-        self._alarms[id(desk)] = (due_s, self._pushed)
+        front.due_s, front.alarm = due_s, self._pushed
         if due_s != NEVER_S:
-            self._at(max(due_s, self.clock.now_s + TICK_MIN_S), self._ticks, (desk, self._pushed))
+            self._at(max(due_s, self.clock.now_s + TICK_MIN_S), self._ticks, (front, front.alarm))
 
-    def _ticks(self, what: tuple[Desk, int]) -> None:
-        desk, alarm = what
-        if self._alarms[id(desk)][1] != alarm:
-            return  # it was set anew
-        self._alarms[id(desk)] = NO_ALARM
-        self._carry_out(desk, desk.tick(self.clock.now_s))
+    def _ticks(self, what: tuple[Front, int]) -> None:
+        front, alarm = what
+        if front.alarm == alarm:  # else it was set anew
+            front.due_s, front.alarm = NEVER_S, -1
+            self._carry_out(front, front.desk.tick(self.clock.now_s))
 
     def _sweeps(self, count: int) -> None:
-        for desk in self.desks:
-            if desk.waiting:
-                self._carry_out(desk, desk.tick(self.clock.now_s))
+        for front in self.fronts:
+            if front.desk.waiting:
+                self._carry_out(front, front.desk.tick(self.clock.now_s))
         self._at((count + 1) * SWEEP_S, self._sweeps, count + 1)
 
-    def _probe(self, desk: Desk, probe: Probe) -> None:
+    def _probe(self, front: Front, probe: Probe) -> None:
         indices = [self._index[name] for name in probe.names]
         replies = {
             name: self.sidecars.reply(i, probe.job) if self._up[i] else None
             for name, i in zip(probe.names, indices, strict=True)
         }
         self._probed.append(sum(self.engines[i].preemptions for i in indices))
-        self._at(self.clock.now_s + self._policy.probe_s, self._answered, (desk, probe.job.id, replies))
+        self._at(self.clock.now_s + self._policy.probe_s, self._answered, (front, probe.job.id, replies))
 
-    def _answered(self, what: tuple[Desk, str, Any]) -> None:
-        desk, job_id, replies = what
-        self._carry_out(desk, desk.probed(job_id, replies, self.clock.now_s))
+    def _answered(self, what: tuple[Front, str, Any]) -> None:
+        front, job_id, replies = what
+        self._carry_out(front, front.desk.probed(job_id, replies, self.clock.now_s))
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         track = self._tracks[dispatch.job.id]
@@ -215,9 +193,9 @@ class Cluster:
         assert track.sent is not None
         index, request, now_s = track.sent.replica, track.request, self.clock.now_s
         if not self._up[index]:
-            actions = track.desk.lost(request.id, now_s)
-            again = track.desk.arrived(track.job, now_s, frozenset((self._names[index],)))
-            self._carry_out(track.desk, [*actions, *again])
+            actions = track.front.desk.lost(request.id, now_s)
+            again = track.front.desk.arrived(track.job, now_s, frozenset((self._names[index],)))
+            self._carry_out(track.front, [*actions, *again])
             return
         engine = self.engines[index]
         track.dispatched_s = now_s
@@ -226,7 +204,7 @@ class Cluster:
         )
         progress = engine.progress(request.id)
         if self._scenario.view.sight:
-            track.desk.started(request.id, progress)
+            track.front.desk.started(request.id, progress)
         else:
             track.progress = self.relayed(progress)
         self._await(index)
@@ -272,15 +250,18 @@ class Cluster:
         """The gateway learns of first tokens and ends."""
         now_s = self.clock.now_s
         for event in events:
-            if isinstance(event, FirstToken):
+            if isinstance(event, FirstToken | Finished):
                 track = self._tracks[event.request_id]
-                if track.progress is not None:
-                    track.desk.started(event.request_id, track.progress)
-                self._carry_out(track.desk, track.desk.first_token(event.request_id, now_s))
-            elif isinstance(event, Finished):
-                track = self._tracks[event.request_id]
-                self._ends(track)
-                self._carry_out(track.desk, track.desk.finished(event.request_id, track.request.output_tokens, now_s))
+                front = track.front
+                if isinstance(event, Finished):
+                    self._ends(track)
+                    actions = front.desk.finished(event.request_id, track.request.output_tokens, now_s)
+                else:
+                    if track.progress is not None:
+                        front.desk.started(event.request_id, track.progress)
+                    actions = front.desk.first_token(event.request_id, now_s)
+                front.teaches()
+                self._carry_out(front, actions)
 
     def _ends(self, track: Track) -> None:
         self.sidecars.forgets(track.request.id)
@@ -335,23 +316,21 @@ class Cluster:
             and track.finished_s is None
             and track.dispatched_s is not None
         ]
-        for desk, views in zip(self.desks, self._views, strict=True):
-            del views[self._names[index]]
-            desk.removed(self._names[index])
+        for front in self.fronts:
+            front.misses(self._names[index])
         for track in victims:
             self._lost += 1
             self._over += 1
             track.sent = None
             self._ends(track)
-            self._carry_out(track.desk, track.desk.lost(track.request.id, now_s))
+            self._carry_out(track.front, track.front.desk.lost(track.request.id, now_s))
         self._at(now_s + failure.down_s, self._returns, index)
 
     def _returns(self, index: int) -> None:
         self._up[index] = True
-        for desk, views in zip(self.desks, self._views, strict=True):
-            views[self._names[index]] = self._view(index)
-            desk.sync(list(views.values()))
-            self._carry_out(desk, desk.tick(self.clock.now_s))
+        for front in self.fronts:
+            front.meets(self._names[index], self._kinds[index], StepSight(self.engines[index]))
+            self._carry_out(front, front.desk.tick(self.clock.now_s))
 
     # ---- snapshots ----
 
@@ -361,8 +340,8 @@ class Cluster:
 
     def _reports(self, _: None) -> None:
         """What engines say of themselves reaches every gateway's mirrors."""
-        for views in self._views:
-            for name, view in views.items():
+        for front in self.fronts:
+            for name, view in front.views.items():
                 engine = self.engines[self._index[name]]
                 if view.mirror is not None:
                     used = 1.0 - engine.free_blocks / engine.limits.kv_blocks

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gateway.desk import Desk
 from gateway.jobs import Job
+from gateway.sim.front import Front
 from gateway.sim.workload import SimRequest
 from predictor.request import Timeline
 from predictor.seats import Progress
@@ -39,12 +39,12 @@ class Outcome:
 class Track:
     """One request on its way."""
 
-    __slots__ = ("desk", "dispatched_s", "finished_s", "first_token_s", "job", "preemptions", "progress", "request", "sent")
+    __slots__ = ("dispatched_s", "finished_s", "first_token_s", "front", "job", "preemptions", "progress", "request", "sent")
 
-    def __init__(self, request: SimRequest, job: Job, desk: Desk) -> None:
+    def __init__(self, request: SimRequest, job: Job, front: Front) -> None:
         self.request = request
         self.job = job
-        self.desk = desk
+        self.front = front
         self.sent: Sent | None = None
         self.progress: Progress | None = None  # to be read once its answer has begun
         self.dispatched_s: float | None = None

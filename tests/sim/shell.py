@@ -6,17 +6,15 @@ from functools import partial
 from random import Random
 
 from backends.mock_core import EngineCore, Track
-from gateway.desk import Desk, EngineView
 from gateway.jobs import Action, Dispatch, Job, Probe
 from gateway.sim.cluster import SWEEP_S, TICK_MIN_S
+from gateway.sim.front import NEVER_S, Front
 from gateway.sim.probing import Sidecars
 from gateway.sim.scenario import PolicySpec, Scenario
 from gateway.sim.truth import Relayed, SteppedEngine
 from gateway.sim.workload import SimRequest
 from predictor.instance import Instance
 from predictor.request import Request, Timeline
-
-NEVER_S = float("inf")
 
 
 class Silent:
@@ -54,9 +52,10 @@ class Shell:
         self._cores = [EngineCore(engine, Silent(), self.loop) for engine in engines]  # type: ignore[arg-type]
         clock = LoopClock(self.loop)
         self._sidecars = Sidecars(scenario, policy, list(engines), clock, Random(f"probes {seed}"))  # type: ignore[arg-type]
-        self._desk = Desk(policy.rule, Random(f"gateway {seed} 0"), own_dispatches=policy.own_dispatches)
-        views = [EngineView(kind.profile, kind.limits, sidecar=policy.sidecar, learns=True) for kind in kinds]
-        self._desk.sync([view.view(f"r{i}") for i, view in enumerate(views)])
+        self._front = Front(policy, scenario.view, Random(f"gateway {seed} 0"))
+        self._desk = self._front.desk
+        for i, (kind, engine) in enumerate(zip(kinds, engines, strict=True)):
+            self._front.meets(f"r{i}", kind, engine)
         self._due_s = NEVER_S
         self._timer: asyncio.TimerHandle | None = None
         self._progress: dict[str, Relayed] = {}
@@ -122,10 +121,14 @@ class Shell:
         name = track.request.id
         if track.ended is None and track.produced == 1 and track.first_token_s is not None:
             self._desk.started(name, self._progress.pop(name))
-            self._act(self._desk.first_token(name, track.first_token_s), track.first_token_s)
+            actions = self._desk.first_token(name, track.first_token_s)
+            self._front.teaches()
+            self._act(actions, track.first_token_s)
         elif track.ended is not None and track.finished_s is not None:
             self.timelines[name] = track.timeline
             self._sidecars.forgets(name)
-            self._act(self._desk.finished(name, track.produced, track.finished_s), track.finished_s)
+            actions = self._desk.finished(name, track.produced, track.finished_s)
+            self._front.teaches()
+            self._act(actions, track.finished_s)
             if len(self.timelines) == len(self._requests):
                 self._over.set()

@@ -120,7 +120,7 @@ def test_the_truth_may_differ_and_hardware_too(scenario: Scenario) -> None:
 
 def test_several_gateways_share_the_arrivals(scenario: Scenario) -> None:
     cluster = Cluster(replace(scenario, view=ViewSpec(gateways=4)), PO2, requests_of(scenario, 0), 0)
-    assert len(cluster.desks) == 4
+    assert len(cluster.fronts) == 4
     assert all(line.finished_s is not None for line in cluster.run().timelines)
 
 
@@ -183,7 +183,7 @@ class Eye:
 
 def watched(cluster: Cluster) -> Eye:
     eye = Eye()
-    for desk in cluster.desks:
+    for desk in (front.desk for front in cluster.fronts):
         original = desk.probed
 
         def probed(job_id: str, replies: Mapping[str, ProbeReply | None], now_s: float, original=original):  # type: ignore[no-untyped-def]

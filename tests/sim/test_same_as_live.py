@@ -6,13 +6,11 @@ from pathlib import Path
 import looptime
 import pytest
 
-import gateway.engines
 import predictor.mirror
 from gateway.sim.cluster import Cluster
 from gateway.sim.runner import requests_of
-from gateway.sim.scenario import PolicySpec, ReplicaSpec, Scenario, ViewSpec
+from gateway.sim.scenario import PolicySpec, ReplicaSpec, Scenario
 from gateway.sim.workload import WorkloadSpec
-from predictor.mirror import Mirror
 from predictor.profile import EngineLimits, preset
 from tests.sim.live import LiveDesks
 
@@ -42,14 +40,10 @@ def live(scenario: Scenario, policy: PolicySpec) -> LiveDesks:
 def test_the_same_decisions_as_live(policy: PolicySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A multiple of the sweep's period would make a refresh fall due at the very instant of a sweep: a matter of the last bit.
     monkeypatch.setattr(predictor.mirror, "REFRESH_S", 0.083)
-    # What engines teach each other is the live gateway's alone: its test is elsewhere.
-    monkeypatch.setattr(gateway.engines, "Mirror", lambda steps, limits, **_: Mirror(steps, limits))
     rows = "".join(f"{9 + 3 * i},{1 + i % 180}\n" for i in range(200))
     (tmp_path / "l.csv").write_text("input_tokens,output_tokens\n" + rows)
     work = WorkloadSpec(rate_per_s=14.0, requests=200, lengths=str(tmp_path / "l.csv"))
-    scenario = Scenario(
-        "same", work, (ReplicaSpec(preset("demo-slow").profile, LIMITS, 3),), (policy,), view=ViewSpec(learns=False)
-    )
+    scenario = Scenario("same", work, (ReplicaSpec(preset("demo-slow").profile, LIMITS, 3),), (policy,))
     outcome = Cluster(scenario, policy, requests_of(scenario, 0), 0).run()
     served = live(scenario, policy)
     assert served.sent == [(one.request_id, one.replica, one.hit_tokens) for one in outcome.sent]
