@@ -111,6 +111,26 @@ def gateway(folder: Path, servers: Servers) -> Iterator[Gateway]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def sidecar_records(sidecars: tuple[SidecarProcess, SidecarProcess]) -> Iterator[tuple[Recorder, Recorder]]:
+    """What each sidecar was asked and said."""
+    one, two = (Recorder(sidecar.target.url, whole=True) for sidecar in sidecars)
+    yield one, two
+    one.close()
+    two.close()
+
+
+@pytest.fixture(scope="session")
+def guided(folder: Path, servers: Servers, sidecar_records: tuple[Recorder, Recorder]) -> Iterator[Gateway]:
+    """A gateway that asks the sidecars of both generating servers for each request."""
+    backends = {server.name: server.url for server in servers.generating}
+    sidecars = {server.name: record.url for server, record in zip(servers.generating, sidecar_records, strict=True)}
+    # a busy machine makes steps longer than any profile says
+    rule = '[models."*"]\npolicy = "po2"\nbinding = "early"\nprobe_s = 5.0\nerror_limit = 50.0\n'
+    with running(Gateway(folder, "guided", backends, sidecars, rule)) as started:
+        yield started
+
+
 @pytest.fixture(scope="module")
 def recorder(servers: Servers) -> Iterator[Recorder]:
     """What one engine was asked and said."""

@@ -13,9 +13,10 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 
 class Recorder:
-    """Serves at `url`; `asked` and `said` hold the bodies of the last POST of each path."""
+    """Serves at `url`; `asked` and `said` hold the bodies of the last POST of each path. `whole`: answers are passed on in
+    one piece with a Content-Length, not piece by piece."""
 
-    def __init__(self, engine_url: str) -> None:
+    def __init__(self, engine_url: str, whole: bool = False) -> None:
         self.asked: dict[str, bytes] = {}
         self.said: dict[str, bytes] = {}
         recorder = self
@@ -40,6 +41,13 @@ class Recorder:
                 for name, value in response.getheaders():
                     if name.lower() not in _HOP:
                         self.send_header(name, value)
+                if whole:
+                    said = recorder.said[self.path] = response.read()
+                    self.send_header("content-length", str(len(said)))
+                    self.end_headers()
+                    self.wfile.write(said)
+                    engine.close()
+                    return
                 self.send_header("transfer-encoding", "chunked")
                 self.end_headers()
                 while piece := response.read1(65536):

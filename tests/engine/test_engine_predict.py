@@ -11,7 +11,8 @@ from pathlib import Path
 
 from backends.sglang_load import SglangLoadSource
 from tests.engine.engine_http import Json, Stream, ask, half_done, wait_until
-from tests.engine.engine_run import ROOT, Server, Servers, SidecarProcess
+from tests.engine.engine_record import Recorder
+from tests.engine.engine_run import ROOT, Gateway, Server, Servers, SidecarProcess
 
 PATH = "/v1/completions"
 WORDS = ("lighthouse", "harbour", "winter", "copper", "orchard", "violin", "desert", "engine", "meadow", "river")
@@ -117,6 +118,49 @@ def test_reservation_ends_when_its_request_is_there(servers: Servers, sidecars: 
         wait_until(lambda: "reserved" in residents(sidecar, "running"), 4.0, "the request runs")
         assert ask(sidecar.target, "GET", "/snapshot").json()["reserved"] == 0
         assert predict(sidecar)["in_flight"] == 1
+
+
+def test_each_dispatch_goes_to_the_lower_predicted_e2e(
+    guided: Gateway, servers: Servers, sidecar_records: tuple[Recorder, Recorder]
+) -> None:
+    """Whichever of the two is busy: a full batch and a queue, which no difference of pace outweighs."""
+    went = []
+    for number, busy in enumerate((0, 1, 1, 0)):
+        with streams(servers.generating[busy], 18, 900, base=700 + 20 * number):
+            answer = ask(guided.target, "POST", PATH, {**body(800 + number, 20), "stream": False})
+            assert answer.status == 200, answer.body
+            told = [json.loads(record.said["/predict"]) for record in sidecar_records]
+            lower = min((0, 1), key=lambda index: told[index]["e2e_s"])
+            assert answer.headers["x-leeway-backend"] == servers.generating[lower].name, told
+            asked = [json.loads(record.asked["/predict"])["id"] for record in sidecar_records]
+            assert asked == [answer.headers["x-request-id"]] * 2
+            went.append(lower)
+    assert went == [1, 0, 0, 1]
+
+
+def test_each_dispatch_is_reserved_under_the_engines_id(
+    guided: Gateway, servers: Servers, sidecars: tuple[SidecarProcess, ...], sidecar_records: tuple[Recorder, Recorder]
+) -> None:
+    with half_done(guided.target, PATH, body(900, 900)) as connection:
+        response = connection.getresponse()
+        name, request_id = response.headers["x-leeway-backend"], response.headers["x-request-id"]
+        index = [server.name for server in servers.generating].index(name)
+        wait_until(lambda: request_id.encode() in sidecar_records[index].asked.get("/reserve", b""), 5.0, "it is reserved")
+        assert request_id in residents(sidecars[index], "running")
+        assert ask(sidecars[index].target, "GET", "/snapshot").json()["reserved"] == 0
+
+
+def test_killed_sidecar_costs_no_request(guided: Gateway, servers: Servers, sidecars: tuple[SidecarProcess, ...]) -> None:
+    assert ask(guided.target, "POST", PATH, {**body(910, 2), "stream": False}).status == 200
+    sidecars[0].kill()
+    try:
+        for number in range(6):
+            assert ask(guided.target, "POST", PATH, {**body(911 + number, 2), "stream": False}).status == 200
+    finally:
+        sidecars[0].start()
+    page = ask(guided.admin, "GET", "/metrics").body.decode()
+    fallbacks = [line for line in page.splitlines() if line.startswith("leeway_prediction_fallbacks_total{")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in fallbacks) >= 6, fallbacks
 
 
 def test_answers_are_those_of_the_engine_alone(servers: Servers) -> None:

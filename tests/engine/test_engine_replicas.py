@@ -66,7 +66,7 @@ def assert_lost(answer: Answer) -> None:
 
 
 def test_killed_server_costs_only_its_own_requests_and_comes_back(
-    through: Target, servers: Servers, engines: Engines, sidecars: tuple[SidecarProcess, SidecarProcess]
+    through: Target, guided: Gateway, servers: Servers, engines: Engines, sidecars: tuple[SidecarProcess, SidecarProcess]
 ) -> None:
     victim, other = servers.smol_b, servers.smol_a
     streams = begin(through, STREAMS, TOKENS_UNTIL_KILLED)
@@ -77,6 +77,7 @@ def test_killed_server_costs_only_its_own_requests_and_comes_back(
     wait_until(lambda: sidecars[1].health() == 503, 2.0, "its sidecar knows that it is gone")
     # The very next requests are served, although nobody has told the gateway yet.
     assert [routed_to(through, other.name) for _ in range(4)] == [True] * 4
+    assert [routed_to(guided.target, other.name) for _ in range(4)] == [True] * 4
     answers = [stream.result() for stream in streams]
     assert {served_by(answer) for answer in answers} == {victim.name, other.name}
     for answer in answers:
