@@ -83,8 +83,8 @@ bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replica
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)
 
-paper-astrolabe: $(WHEEL)  ## the Astrolabe paper's experiments and ours in simulation; kept results are used again (hours at first)
-	$(SHIPPED) PYTHONPATH=$(BUILT):examples/papers/astrolabe $(BIN)/python examples/papers/astrolabe/run.py $(PAPER_ARGS)
+paper-astrolabe: $(READY)  ## the Astrolabe paper's experiments and ours in simulation; kept results are used again (hours at first)
+	$(BIN)/python examples/papers/astrolabe/run.py $(PAPER_ARGS)
 
 lock: $(READY)  ## renew the pinned versions
 	$(BIN)/pip install --quiet uv==0.13.9
