@@ -17,7 +17,8 @@ from gateway.sim.scenario import Scenario
 
 Item = TypeVar("Item")
 Kept = dict[str, Any]
-SOURCES = ("predictor", "gateway/policies", "gateway/sim", "gateway/desk.py", "gateway/plan.py", "gateway/views.py")
+DECIDING = ("desk", "foresight", "jobs", "plan", "views")
+SOURCES = ("predictor", "gateway/policies", "gateway/sim", *(f"gateway/{name}.py" for name in DECIDING))
 NOT_DECIDING = ("campaign", "command", "html", "present", "stats")
 
 
