@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.bench import live_calibrate, live_capacity
 from tests.bench.live_figures import OURS, Run, attained, markdown, rows, summary
 from tests.bench.live_mocks import LIMITS, PROFILE
-from tests.bench.live_peers import MOCK_PORTS, PEERS, QUICK
+from tests.bench.live_peers import COMPARED, MOCK_PORTS, PEERS, QUICK
 from tests.bench.live_run import RunFailedError, Stage, Timing, Traffic, interpreter, one_run, traffic
 from tests.bench.peers import CONTROL_PORT, GATEWAY_PORT, NotInstalledError, Place, Recipe
 from tests.bench.process import allow_many_files, end_on_signals, first_in_line, is_open
@@ -125,7 +125,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def chosen_peers(call: argparse.Namespace) -> dict[str, Recipe]:
     """The routers that the call asks for, in the order of the table."""
-    wanted = [name for name in call.only.split(",") if name] or [name for name in PEERS if name in QUICK or not call.quick]
+    wanted = [name for name in call.only.split(",") if name] or [*(QUICK if call.quick else COMPARED)]
     unknown = [name for name in wanted if name not in PEERS]
     if unknown:
         refuse(f"no router {', '.join(unknown)}; known: {', '.join(PEERS)}")
@@ -155,14 +155,22 @@ def main(argv: Sequence[str]) -> int:
     stage = chosen_stage(call)
     data = None if call.synthetic else os.environ.get("LEEWAY_DATA")
     bench = Bench(stage, traffic(data), chosen_peers(call))
+    whole = not call.quick and not call.only
+    checked = live_calibrate.calibrate(stage, bench.source, say) if whole or call.calibrate else None
     if call.calibrate:
-        print(json.dumps(live_calibrate.calibrate(stage, bench.source, say)), flush=True)
+        print(json.dumps(checked), flush=True)
         return 0
     capacity = call.rate or bench.capacity_per_s()
     loads = [int(load) for load in (call.loads or ("95" if call.quick else "80,95,110")).split(",")]
     rates = {load: capacity * load / 100 for load in loads}
     bench.compare(rates, call.seeds or (1 if call.quick else 3))
-    settings = {"trace": bench.source.name, "capacity_per_s": round(capacity, 2), "quick": call.quick, "raised_priority": alone}
+    settings: dict[str, object] = {
+        "trace": bench.source.name,
+        "capacity_per_s": round(capacity, 2),
+        "quick": call.quick,
+        "raised_priority": alone,
+        "calibration": checked,
+    }
     line = summary(bench.runs, SLO_TTFT_S, bench.failed, settings)
     say(markdown(rows(bench.runs, SLO_TTFT_S), rates))
     if call.json:

@@ -140,7 +140,7 @@ def rows(runs: Sequence[Run], slo_s: float) -> list[Row]:
 def against_best(table: Sequence[Row], load: int, ours: str = OURS) -> dict[str, float | str | None]:
     """Goodput (above 1 is better) and TTFT P99 (below 1 is better) of ours over the best rival's, and who that is."""
     mine = next((one for one in table if one.load == load and one.router == ours), None)
-    rivals = [one for one in table if one.load == load and one.router not in (OURS, OURS_TOO)]
+    rivals = [one for one in table if one.load == load and not one.router.startswith(OURS)]
     if mine is None or not rivals:
         return {"goodput": None, "p99": None, "goodput_rival": None, "p99_rival": None}
     good = max(rivals, key=lambda one: one.goodput_per_s)

@@ -24,12 +24,13 @@ from tests.bench.process import first_in_line
 
 REPLICAS = 8
 MODEL = "m"
-# Llama-3.1-70B on four H100 (profile llama-3.1-70b/tp4/h100), its chunk and its KV shrunk with the prompts.
+# Llama-3.1-70B on four H100 (profile llama-3.1-70b/tp4/h100), with an eighth of its KV, as prompts have an eighth of their
+# tokens, and vLLM's own step budget.
 PROFILE = StepProfile(
     base_s=0.016197, prefill_token_s=5.7751e-5, decode_seq_s=8.5373e-6, kv_token_s=2.6201e-8, pair_s=1.4371e-9,
     knee_tokens=128, form="h",
 )  # fmt: skip
-LIMITS = EngineLimits(kv_blocks=3136, block_size=16, max_num_seqs=128, max_num_batched_tokens=512, max_model_len=32768)
+LIMITS = EngineLimits(kv_blocks=3136, block_size=16, max_num_seqs=128, max_num_batched_tokens=2048, max_model_len=32768)
 SAMPLE_S = 0.02
 
 

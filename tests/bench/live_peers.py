@@ -26,6 +26,7 @@ from tests.bench.peers import (
 
 FIRST_MOCK_PORT = 21301
 MOCK_PORTS = tuple(range(FIRST_MOCK_PORT, FIRST_MOCK_PORT + REPLICAS))
+TOLD = 'profile = "llama-3.1-70b/tp4/h100"\nmax_num_batched_tokens = 2048\nmax_num_seqs = 128\n'
 URLS = tuple(f"http://127.0.0.1:{port}" for port in MOCK_PORTS)
 
 
@@ -99,5 +100,10 @@ PEERS: Mapping[str, Recipe] = {
     "smg-least-load": router("v_smg", "least_load", "smg", "launch"),
     "leeway-po2": leeway('policy = "po2"\n'),
     "leeway": leeway(),
+    # Not compared by default: what it would gain from being told what its engines are.
+    "leeway-told": leeway(engine_settings=TOLD),
+    "leeway-early": leeway('binding = "early"\n'),
+    "leeway-early-told": leeway('binding = "early"\n', TOLD),
 }
+COMPARED = ("haproxy", "vllm-router-po2", "vllm-router-cache", "sglang-router", "smg", "smg-least-load", "leeway-po2", "leeway")
 QUICK = ("haproxy", "smg", "leeway")
