@@ -235,8 +235,10 @@ class Desk:
         if self._blind:
             return "missing"
         cause = ""
+        paces = sorted([lane.mirror.pace for lane in self._lanes])
+        common_pace = paces[len(paces) // 2] if paces else 1.0
         for lane in self._lanes:
-            lane.reset(self.rule, now_s)
+            lane.reset(self.rule, now_s, common_pace)
             if not lane.mirror.error <= self._error_log:
                 cause = "error"
             elif not lane.head_s <= SCORE_MAX_S:

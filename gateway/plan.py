@@ -22,6 +22,7 @@ from gateway.views import View
 from predictor.mirror import Mirror
 
 WALK = 48
+ALIKE = 1.5  # engines whose paces differ by less are taken for the same hardware
 PROMPT_WEIGHT = 0.3
 SCORE_MAX_S = 1e7
 NEVER = float("inf")
@@ -87,15 +88,18 @@ class Lane:
         self.base_s, self.token_s, self.pair_s = costs.base_s, costs.token_s, costs.pair_s
         self.chunk = mirror.limits.max_num_batched_tokens
 
-    def reset(self, rule: ModelSpec, now_s: float) -> None:
-        """Look again, with nothing planned."""
+    def reset(self, rule: ModelSpec, now_s: float, common_pace: float = 1.0) -> None:
+        """Look again, with nothing planned. Prices go by the pace that engines have in common: one that is a little
+        faster would be filled to its last block before the others got anything, for milliseconds of difference."""
         self.planned_tokens, self.planned_pairs, self.closed = 0, 0.0, False
         view, mirror = self.view, self.mirror
         self.usable = view.usable(now_s)
         if mirror.costs is not self.costs:
             self._price(mirror)
         mirror.look(now_s)
-        self.step_s, self.room, self.pace = mirror.step_s, mirror.room, mirror.pace
+        self.step_s, self.room = mirror.step_s, mirror.room
+        alike = common_pace / ALIKE < mirror.pace < common_pace * ALIKE
+        self.pace = common_pace if alike else mirror.pace
         self.work_rate = rule.work_weight + rule.mu * mirror.decodes
         self.update(rule, now_s)
 
