@@ -10,7 +10,7 @@ from gateway.config import BackendSpec
 from gateway.fleet import Replica
 from predictor.catalog import ProfileError, engine_profile
 from predictor.mirror import Mirror
-from predictor.pace import Pace
+from predictor.pace import COMMON_MIN, Pace
 from predictor.profile import EngineLimits, StepProfile
 
 # Twice as fast as a 7B model on one H100: the shape counts, since the factor is learned.
@@ -62,7 +62,7 @@ class Engines:
         mirror = replica.mirror
         if mirror is None:
             steps, limits = self._believed(replica)
-            common = self._common.setdefault(steps, Pace())
+            common = self._common.setdefault(steps, Pace(COMMON_MIN))
             mirror = replica.mirror = Mirror(steps, limits, learns=True, common=common)
             mirror.take_pace()
             self.fresh.append(mirror)

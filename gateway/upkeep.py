@@ -148,6 +148,9 @@ class Upkeep:
             for problem in self._plane.desks.engines.take_problems():
                 self._plane.logs.event("warning", "profile", reason=problem)
             for move in self._plane.fleet.transitions():
+                replica = self._plane.fleet.get(move.name)
+                if move.after == "down" and replica is not None and replica.mirror is not None:
+                    replica.mirror.restarted()  # what comes back has probably lost its cache
                 level = "warning" if move.after == "down" else "info"
                 self._plane.logs.event(
                     level, "backend", name=move.name, before=move.before, after=move.after, reason=move.reason

@@ -90,8 +90,7 @@ class Mirror:
         seat = Seat(demand, hit_tokens, now_s, progress)
         wait_s = self.ttft_s(demand.prompt_tokens, seat.computed)
         seat.starts_s, seat.due_s = now_s + self.lag_s, now_s + wait_s
-        if not self._seats:
-            self.heard_s = now_s
+        self.heard_s = self.heard_s if self._seats else now_s
         self._seats[seat.id] = seat
         self._curve = None
         self._filling.append(seat)
@@ -158,10 +157,9 @@ class Mirror:
         if not self._seats and not self.foreign:
             self._idle()
 
-    def restarted(self, now_s: float) -> None:
+    def restarted(self) -> None:
         """The engine is a new process: nothing is cached there."""
         self.index.forget()
-        self.heard_s = now_s
 
     def reported(self, requests: int, kv_usage: float) -> None:
         """The engine's own figures: requests running and waiting, share of its KV in use. What exceeds our own picture
@@ -379,7 +377,9 @@ class Mirror:
         self._window = here
 
     def _count_fill(self, seat: Seat) -> None:
-        """What a prompt takes beyond its steps."""
+        """What a prompt takes beyond its steps; with a hit nobody knows, it may have been gone."""
+        if seat.hit_tokens:
+            self._window = None
         left = seat.prompt_tokens - seat.hit_tokens
         saved = max(0.0, self.costs.knee_tokens - self.decodes) * self.costs.over_knee_s * -(-left // self.room)
         self._filled_s += max(0.0, self.costs.tokens_s(left, left * (seat.hit_tokens + 0.5 * left)) - saved)

@@ -4,7 +4,7 @@ Two witnesses. Running requests gain a token a step, and first tokens tell which
 time this took over what it should have taken is the factor, to a percent or two. Single first tokens tell little of it,
 for they also wait for memory and on the way to the gateway and back: they tell how well first tokens are predicted
 (`error`), and give engines believed to be alike a common factor until each has its own. One that was asked once must
-not look slow for it: nobody would ask it again. The factor is applied in rungs of a tenth, each left only when clearly
+not look slow for it: nobody would ask it again. The factor is applied in rungs of a quarter, each left only when clearly
 off: engines that are alike must not differ by what was noise, or the ones that seem faster fill up.
 """
 
@@ -13,8 +13,8 @@ from collections import deque
 
 WEIGHT = 0.1
 LOG_MAX = 5.0  # 150 times as slow, or as fast
-RUNG_LOG = 0.1
-MEDIAN_OF, MEDIAN_MIN = 7, 3
+RUNG_LOG = 0.25
+MEDIAN_OF, OWN_MIN, COMMON_MIN = 25, 11, 3
 FIRST_LESSONS = 3  # so many first tokens show what the profile is worth before predictions are judged
 OFF_MAX = 2.0  # one first token that is off by more (as a logarithm) counts as this
 
@@ -22,9 +22,11 @@ OFF_MAX = 2.0  # one first token that is off by more (as a logarithm) counts as 
 class Pace:
     """`value` multiplies all step times; `error` is the mean |log(observed / predicted)| of first tokens."""
 
-    __slots__ = ("_firsts", "_log", "_rung", "_seen", "_windows", "error", "value")
+    __slots__ = ("_firsts", "_least", "_log", "_rung", "_seen", "_windows", "error", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = OWN_MIN) -> None:
+        """`least` lessons before anything is believed."""
+        self._least = least
         self.value = 1.0
         self.error = 0.0
         self._log = 0.0
@@ -35,7 +37,7 @@ class Pace:
     @property
     def grown(self) -> bool:
         """Whether enough was learned to tell this engine from others."""
-        return self._windows >= MEDIAN_MIN
+        return self._windows >= self._least
 
     def first_token(self, predicted_s: float, observed_s: float) -> None:
         """A first token came after `observed_s`, not after `predicted_s`."""
@@ -43,7 +45,7 @@ class Pace:
             self._firsts += 1
             off = min(abs(math.log(observed_s / predicted_s)), OFF_MAX)
             if self._firsts > FIRST_LESSONS:
-                self.error += max(WEIGHT, 1.0 / (self._firsts - FIRST_LESSONS)) * (off - self.error)
+                self.error += WEIGHT * (off - self.error)  # from 0 on: a few bad ones condemn nobody
 
     def hint(self, predicted_s: float, observed_s: float, applied: float) -> None:
         """For a pace that many engines learn together: a first token's factor, predicted with the factor `applied`."""
@@ -58,8 +60,8 @@ class Pace:
     def _lesson(self, seen_log: float) -> None:
         self._windows += 1
         self._seen.append(seen_log)
-        if len(self._seen) >= MEDIAN_MIN:  # one in fifty holds what nobody knew of, a prefix that was gone
-            self._adjust(sorted(self._seen)[len(self._seen) // 2], max(WEIGHT, 1.0 / (self._windows - MEDIAN_MIN + 1)))
+        if self._windows >= self._least:  # some hold what nobody knew of: a prefix that was gone
+            self._adjust(sorted(self._seen)[len(self._seen) // 2], max(WEIGHT, 1.0 / (self._windows - self._least + 1)))
 
     def _adjust(self, seen_log: float, weight: float) -> None:
         """The factor (its logarithm) that was seen."""

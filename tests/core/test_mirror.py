@@ -7,7 +7,7 @@ import pytest
 from gateway.jobs import Job
 from predictor.instance import Instance
 from predictor.mirror import Mirror
-from predictor.pace import Pace
+from predictor.pace import COMMON_MIN, Pace
 from predictor.prefill import StepCosts, step_costs
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Finished, FirstToken, LengthEstimate, Request
@@ -91,7 +91,7 @@ def test_hits_are_not_computed_and_one_token_always_is() -> None:
     assert made.hit_tokens(job("c", 1000, prefix=first.prefix)) == 900, "one token is computed, so its block is"
     assert made.hit_tokens(job("d", 1001, prefix=first.prefix)) == 1000
     assert made.index.capacity_blocks == 160
-    made.restarted(1.0)
+    made.restarted()
     assert made.hit_tokens(job("b", 1000, prefix=(1, 2, 3, 99))) == 0
 
 
@@ -208,7 +208,7 @@ def test_what_is_late_is_expected_to_stay_late_for_as_long_again() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 10.0, 1000.0])
 def test_a_common_pace_learns_from_first_tokens_how_much_slower_steps_are(factor: float) -> None:
-    common = Pace()
+    common = Pace(COMMON_MIN)
     made, other, now_s = (*(Mirror(PROFILE, LIMITS, learns=True, common=common) for _ in range(2)), 0.0)
     for number in range(40):
         made.dispatched(job(str(number), 1000), 0, now_s, Read())
@@ -216,7 +216,7 @@ def test_a_common_pace_learns_from_first_tokens_how_much_slower_steps_are(factor
         made.first_token(str(number), now_s)
         made.finished(str(number), now_s)
         now_s += 1.0
-    assert made.pace == pytest.approx(min(factor, math.exp(5.0)), rel=0.06)
+    assert made.pace == pytest.approx(min(factor, math.exp(5.0)), rel=0.14)
     assert made.ttft_s(1000, 0) == pytest.approx(0.12 * made.pace)
     assert other.take_pace()
     assert other.pace == made.pace, "one like it, never asked"
@@ -233,11 +233,11 @@ def test_pace_learns_from_the_tokens_of_running_requests(factor: float) -> None:
         now_s = 5.0 + tenth / 10
         progress.generated = 1 + int((now_s - 5.0) / (0.01005 * factor))
         made.look(now_s)
-    assert made.pace == pytest.approx(factor if factor != 1.03 else 1.0, rel=0.06)
+    assert made.pace == pytest.approx(factor if factor != 1.03 else 1.0, rel=0.14)
 
 
 def test_an_answer_without_a_stream_tells_only_that_an_engine_is_faster() -> None:
-    made = Mirror(PROFILE, LIMITS, learns=True, common=Pace())
+    made = Mirror(PROFILE, LIMITS, learns=True, common=Pace(COMMON_MIN))
     made.dispatched(job("a", 1000), 0, 0.0)
     made.finished("a", 60.0)
     assert (made.pace, made.error) == (1.0, 0.0)
