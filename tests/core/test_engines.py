@@ -1,0 +1,88 @@
+"""What is believed of engines: settings over reports over profiles over a guess; and what their metrics say."""
+
+from dataclasses import replace
+
+import pytest
+
+from backends.base import EngineReport
+from backends.metrics_text import labels_of, samples
+from backends.sglang import sglang_report
+from backends.vllm import vllm_report
+from gateway.config import BackendSpec
+from gateway.engines import GUESSED_LIMITS, GUESSED_STEPS, NOT_REPORTED, Engines, believed
+from gateway.fleet import Replica
+from predictor.profile import PRESETS
+
+SPEC = BackendSpec("a", "http://a")
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:num_requests_running_total{engine="0"} 999.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="27500",engine="0"} 1.0
+"""
+
+
+def test_vllm_s_metrics() -> None:
+    assert vllm_report(VLLM) == EngineReport(9, 0.25, 27500, 16)
+    assert vllm_report(b"process_cpu_seconds_total 5\n") is None
+    assert vllm_report(VLLM.replace(b'"27500"', b'"None"')) == EngineReport(9, 0.25, 0, 16)
+
+
+def test_sglang_s_metrics() -> None:
+    text = b"sglang:num_running_reqs 3\nsglang:num_queue_reqs 1\nsglang:token_usage 0.5\nsglang:max_total_num_tokens 400000\n"
+    assert sglang_report(text) == EngineReport(4, 0.5, 400000, 1)
+    assert sglang_report(VLLM) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "values"), [(b"x 1\nx NaN\nx +Inf\nx oops\nxy 7\n", [1.0]), (b"", []), (b'x{a="b"} 2e1\n', [20.0])]
+)
+def test_samples(text: bytes, values: list[float]) -> None:
+    assert samples(text, "x") == values
+
+
+def test_labels() -> None:
+    assert labels_of(b'x{ab="1",b="2"} 1\n', "x", "b") == "2"
+    assert labels_of(b"x 1\n", "x", "b") == labels_of(b"", "x", "b") == ""
+
+
+def test_settings_win_over_reports_and_reports_over_the_profile() -> None:
+    report = EngineReport(kv_blocks=500, block_size=32)
+    assert believed(SPEC, NOT_REPORTED, 0) == (GUESSED_STEPS, GUESSED_LIMITS)
+    _, limits = believed(SPEC, report, 8192)
+    assert (limits.kv_blocks, limits.block_size, limits.max_model_len) == (500, 32, 8192)
+    _, limits = believed(replace(SPEC, kv_blocks=700, max_num_seqs=4000), report, 10**9)
+    assert (limits.kv_blocks, limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (
+        700,
+        4000,
+        4000,
+        22400,
+    )
+    steps, limits = believed(replace(SPEC, profile="demo-fast"), NOT_REPORTED, 0)
+    assert (steps, limits) == (PRESETS["demo-fast"].profile, PRESETS["demo-fast"].limits)
+    steps, _ = believed(replace(SPEC, weight=2.0), NOT_REPORTED, 0)
+    assert steps.base_s == pytest.approx(GUESSED_STEPS.base_s / 2)
+
+
+def test_a_profile_that_is_not_there_is_told_and_guessed() -> None:
+    engines = Engines()
+    mirror = engines.mirror(Replica(replace(SPEC, profile="nonsense")))
+    assert mirror.profile == GUESSED_STEPS
+    (problem,) = engines.take_problems()
+    assert "nonsense" in problem
+    assert engines.take_problems() == []
+
+
+def test_a_report_resizes_a_mirror_and_others_traffic_has_to_last() -> None:
+    engines, replica = Engines(), Replica(SPEC)
+    mirror = engines.mirror(replica)
+    assert engines.mirror(replica) is mirror
+    report = EngineReport(5, 0.5, 1000, 16)
+    for expected in (0, 0, 5):
+        engines.reported(replica, report)
+        assert mirror.foreign == expected
+    assert mirror.limits.kv_blocks == 1000
+    engines.reported(replica, replace(report, requests=0))
+    assert mirror.foreign == 0
