@@ -70,8 +70,10 @@ bench-log: $(READY)  ## what an access line costs, rendered by structlog's chain
 bench-whatif: $(READY)  ## what a what-if costs, compiled and interpreted, at 48 running and 50 waiting
 	$(BIN)/python tests/bench/whatif.py $(BENCH_ARGS)
 
-bench-sidecar: $(READY)  ## how fast a sidecar answers 500 probes a second beside a null echo; what publishing and asking cost
-	$(BIN)/python -m tests.bench.sidecar $(BENCH_ARGS)
+bench-sidecar: $(WHEEL)  ## a sidecar at 500 probes a second beside a null echo; what publishing, asking and a whole request cost
+	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
+	first=$$($(BIN)/python -m tests.bench.sidecar $(BENCH_ARGS)) && \
+	$(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/sidecar_request.py --home $(BENCH) --merge "$$first" $(BENCH_ARGS)
 
 bench-prediction: $(READY) engine  ## how well a live engine's next requests are foretold (vLLM on the CPU, 7 minutes)
 	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/python -m tests.bench.prediction $(BENCH_ARGS)

@@ -30,6 +30,7 @@ MYPYC = [
     "gateway.metrics",
     "gateway.own_pages",
     "gateway.placement",
+    "gateway.probing",
     "gateway.plan",
     "gateway.policies.base",
     "gateway.policies.counts",

@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--merge", default="{}", help="figures to put beside, as JSON")
     parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
     call = parser.parse_args()
     if call.echo:
@@ -113,7 +114,7 @@ def main() -> None:
                 found[name].append(cost_us(stage, recipe, call.seconds, home / f"{name}.log"))
                 print(f"round {number + 1} {name}: {found[name][-1]:.1f} us", file=sys.stderr, flush=True)
     ours = median(found["leeway-sidecars"])
-    figures = {"request_us": ours}
+    figures = {**json.loads(call.merge), "request_us": ours}
     for name in RIVALS:
         figures[f"request_vs_{name.replace('-', '_')}"] = ours / median(found[name])
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
