@@ -72,3 +72,7 @@ def test_large_bodies_are_read_to_a_bound() -> None:
 
 def test_tokens_are_estimated() -> None:
     assert [prompt_tokens(size) for size in (0, 3, 4, 4000)] == [1, 1, 1, 1000]
+
+
+def test_every_process_means_the_same_by_a_hash() -> None:
+    assert prefix_hashes(b'{"messages":' + b"a" * 3000 + b"}") == (1002346494930192344,)
