@@ -23,9 +23,9 @@ from pathlib import Path
 from tests.bench import live_calibrate, live_capacity
 from tests.bench.live_figures import OURS, Run, attained, markdown, rows, summary
 from tests.bench.live_mocks import LIMITS, PROFILE
-from tests.bench.live_peers import COMPARED, MOCK_PORTS, PEERS, QUICK
+from tests.bench.live_peers import COMPARED, CONTROL_PORT, GATEWAY_PORT, MOCK_PORTS, PEERS, QUICK
 from tests.bench.live_run import RunFailedError, Stage, Timing, Traffic, interpreter, one_run, traffic
-from tests.bench.peers import CONTROL_PORT, GATEWAY_PORT, NotInstalledError, Place, Recipe
+from tests.bench.peers import NotInstalledError, Place, Recipe
 from tests.bench.process import allow_many_files, end_on_signals, first_in_line, is_open
 
 SLO_TTFT_S = 1.0

@@ -21,11 +21,11 @@ from tests.bench.live_figures import quantile
 from tests.bench.live_fixed import E2E_S, FIRST_S, TOKENS
 from tests.bench.live_load import Load
 from tests.bench.live_mocks import MODEL
-from tests.bench.live_peers import FIRST_MOCK_PORT, PEERS
+from tests.bench.live_peers import FIRST_MOCK_PORT, GATEWAY_PORT, PEERS
 from tests.bench.live_referee import Recorded, referee
 from tests.bench.live_run import LEAD_S, RunFailedError, Stage, Traffic, replicas, routed, started
 from tests.bench.live_trace import Planned
-from tests.bench.peers import CLIENT_KEY, GATEWAY_PORT, REPOSITORY, NotInstalledError
+from tests.bench.peers import CLIENT_KEY, REPOSITORY, NotInstalledError
 
 RATE_PER_S = 40.0
 SECONDS = 15.0

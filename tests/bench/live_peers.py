@@ -15,8 +15,6 @@ import gateway
 from tests.bench.live_mocks import MODEL, REPLICAS
 from tests.bench.peers import (
     CLIENT_KEY,
-    CONTROL_PORT,
-    GATEWAY_PORT,
     Command,
     NotInstalledError,
     Place,
@@ -24,8 +22,11 @@ from tests.bench.peers import (
     system_program,
 )
 
+GATEWAY_PORT, CONTROL_PORT = 21400, 21401
 FIRST_MOCK_PORT = 21301
 MOCK_PORTS = tuple(range(FIRST_MOCK_PORT, FIRST_MOCK_PORT + REPLICAS))
+# smg leaves workers out whose KV was 80 % full when it last looked, up to ten seconds ago.
+OPEN = ("--disable-worker-overload-protection",)
 TOLD = 'profile = "llama-3.1-70b/tp4/h100"\nmax_num_batched_tokens = 2048\nmax_num_seqs = 128\n'
 URLS = tuple(f"http://127.0.0.1:{port}" for port in MOCK_PORTS)
 
@@ -54,15 +55,15 @@ backend llm
     return Command((system_program("haproxy"), "-f", f"{place.scratch}/haproxy.cfg"), cwd=place.scratch)
 
 
-def router(environment: str, policy: str, *module: str) -> Recipe:
-    """A Rust router with one of its policies."""
+def router(environment: str, policy: str, *module: str, more: tuple[str, ...] = ()) -> Recipe:
+    """A Rust router with one of its policies and `more` options."""
 
     def recipe(place: Place) -> Command:
         python = place.home / environment / "bin" / "python"
         if not python.exists():
             raise NotInstalledError(f"{environment} is missing: run setup.sh")
         listen = ("--host", "127.0.0.1", "--port", str(GATEWAY_PORT), "--prometheus-port", str(CONTROL_PORT))
-        workers = ("--worker-urls", *URLS, "--policy", policy, "--log-level", "error")
+        workers = ("--worker-urls", *URLS, "--policy", policy, "--log-level", "error", *more)
         return Command((str(python), "-m", *module, *listen, *workers), cwd=place.scratch)
 
     return recipe
@@ -97,7 +98,8 @@ PEERS: Mapping[str, Recipe] = {
     "vllm-router-cache": router("v_vr", "cache_aware", "vllm_router.launch_router"),
     "sglang-router": router("v_sr", "cache_aware", "sglang_router.launch_router"),
     "smg": router("v_smg", "cache_aware", "smg", "launch"),
-    "smg-least-load": router("v_smg", "least_load", "smg", "launch"),
+    "smg-open": router("v_smg", "cache_aware", "smg", "launch", more=OPEN),
+    "smg-least-load": router("v_smg", "least_load", "smg", "launch", more=OPEN),
     "leeway-po2": leeway('policy = "po2"\n'),
     "leeway": leeway(),
     # Not compared by default: what it would gain from being told what its engines are.
@@ -105,5 +107,15 @@ PEERS: Mapping[str, Recipe] = {
     "leeway-early": leeway('binding = "early"\n'),
     "leeway-early-told": leeway('binding = "early"\n', TOLD),
 }
-COMPARED = ("haproxy", "vllm-router-po2", "vllm-router-cache", "sglang-router", "smg", "smg-least-load", "leeway-po2", "leeway")
+COMPARED = (
+    "haproxy",
+    "vllm-router-po2",
+    "vllm-router-cache",
+    "sglang-router",
+    "smg",
+    "smg-open",
+    "smg-least-load",
+    "leeway-po2",
+    "leeway",
+)
 QUICK = ("haproxy", "smg", "leeway")

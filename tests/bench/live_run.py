@@ -23,9 +23,9 @@ from gateway.sim.traces import TraceRow, read_trace
 from tests.bench.live_figures import Cost, Run, in_window
 from tests.bench.live_load import Load, Seen
 from tests.bench.live_mocks import MODEL
-from tests.bench.live_peers import FIRST_MOCK_PORT
+from tests.bench.live_peers import FIRST_MOCK_PORT, GATEWAY_PORT
 from tests.bench.live_trace import Planned, planned, shrunk, synthetic_rows, window, work_tokens
-from tests.bench.peers import CLIENT_KEY, GATEWAY_PORT, REPOSITORY, Place, Recipe, clean_environment
+from tests.bench.peers import CLIENT_KEY, REPOSITORY, Place, Recipe, clean_environment
 from tests.bench.process import cpu, ends_within, first_answer_s, stop
 
 START_LIMIT_S = 60.0
