@@ -75,4 +75,4 @@ def test_tokens_are_estimated() -> None:
 
 
 def test_every_process_means_the_same_by_a_hash() -> None:
-    assert prefix_hashes(b'{"messages":' + b"a" * 3000 + b"}") == (1002346494930192344,)
+    assert prefix_hashes(b'{"messages":' + b"a" * 3000 + b"}") == (466753958,)
