@@ -78,7 +78,7 @@ bench-sidecar: $(WHEEL)  ## a sidecar at 500 probes a second beside a null echo;
 bench-prediction: $(READY) engine  ## how well a live engine's next requests are foretold (vLLM on the CPU, 7 minutes)
 	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/python -m tests.bench.prediction $(BENCH_ARGS)
 
-bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replicas, open loop (70 minutes; BENCH_ARGS=--quick: 2)
+bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replicas, open loop (75 minutes; BENCH_ARGS=--quick: 2)
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH) aiperf
 	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.live --home $(BENCH) $(BENCH_ARGS)
 

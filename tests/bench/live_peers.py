@@ -25,8 +25,8 @@ from tests.bench.peers import (
 GATEWAY_PORT, CONTROL_PORT = 21400, 21401
 FIRST_MOCK_PORT = 21301
 MOCK_PORTS = tuple(range(FIRST_MOCK_PORT, FIRST_MOCK_PORT + REPLICAS))
-# By default smg leaves out workers whose KV was 80 % full when it last looked, up to ten seconds ago: two to three times
-# fewer requests in time here, so what it is compared with goes without.
+# By default smg leaves out workers whose KV was 80 % full when it last looked, up to ten seconds ago, and herds on the rest
+# where KV is this scarce; so beside its defaults ("smg") there are two policies of it without that.
 OPEN = ("--disable-worker-overload-protection",)
 TOLD = 'profile = "llama-3.1-70b/tp4/h100"\nmax_num_batched_tokens = 2048\nmax_num_seqs = 128\n'
 URLS = tuple(f"http://127.0.0.1:{port}" for port in MOCK_PORTS)
@@ -98,12 +98,12 @@ PEERS: Mapping[str, Recipe] = {
     "vllm-router-po2": router("v_vr", "power_of_two", "vllm_router.launch_router"),
     "vllm-router-cache": router("v_vr", "cache_aware", "vllm_router.launch_router"),
     "sglang-router": router("v_sr", "cache_aware", "sglang_router.launch_router"),
-    "smg": router("v_smg", "cache_aware", "smg", "launch", more=OPEN),
+    "smg": router("v_smg", "cache_aware", "smg", "launch"),
+    "smg-po2": router("v_smg", "power_of_two", "smg", "launch", more=("--power-of-two-load-metric", "requests", *OPEN)),
     "smg-least-load": router("v_smg", "least_load", "smg", "launch", more=OPEN),
     "leeway-po2": leeway('policy = "po2"\n'),
     "leeway": leeway(),
-    # Not compared by default: smg as it comes, Leeway told what its engines are, Leeway without its line.
-    "smg-default": router("v_smg", "cache_aware", "smg", "launch"),
+    # Not compared by default: Leeway told what its engines are, Leeway without its line.
     "leeway-told": leeway(engine_settings=TOLD),
     "leeway-early": leeway('binding = "early"\n'),
     "leeway-early-told": leeway('binding = "early"\n', TOLD),
@@ -114,6 +114,7 @@ COMPARED = (
     "vllm-router-cache",
     "sglang-router",
     "smg",
+    "smg-po2",
     "smg-least-load",
     "leeway-po2",
     "leeway",
