@@ -19,6 +19,7 @@ from gateway.accounts import Account
 from gateway.config import Log
 
 FLUSH_S = 0.1
+WRITE_LINES = 256
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -35,7 +36,7 @@ class LineWriter:
         self._thread.start()
 
     def msg(self, line: bytes) -> None:
-        """Queue one line."""
+        """Queue one line, with its end."""
         if len(self._lines) >= self._size:
             self.dropped += 1
         else:
@@ -49,15 +50,16 @@ class LineWriter:
         self._flush()
 
     def _flush(self) -> None:
-        count = len(self._lines)
-        if count == 0:
-            return
-        data = b"\n".join([self._lines.popleft() for _ in range(count)]) + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._fd, data) :]
-        except OSError:
-            self.dropped += count
+        """Write what is there now, line by line as it is: joining it would hold megabytes a second under load."""
+        for _ in range(-(-len(self._lines) // WRITE_LINES)):
+            lines = [self._lines.popleft() for _ in range(min(WRITE_LINES, len(self._lines)))]
+            try:
+                written = os.writev(self._fd, lines)
+                rest = b"" if written == sum(map(len, lines)) else b"".join(lines)[written:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError:
+                self.dropped += len(lines)
 
     def close(self, wait_s: float = 1.0) -> None:
         """Write what is queued and end; a stalled reader is not waited for longer than `wait_s`."""
@@ -71,7 +73,7 @@ class Logs:
     def __init__(self, settings: Log, writer: LineWriter) -> None:
         self._writer = writer
         self._access_on = settings.access
-        processors: list[Any] = [_stamped, structlog.processors.JSONRenderer(serializer=orjson.dumps)]
+        processors: list[Any] = [_stamped, structlog.processors.JSONRenderer(serializer=_line)]
         self._level = _LEVELS[settings.level]
         self._logger = structlog.wrap_logger(writer, processors=processors, wrapper_class=structlog.BoundLogger).bind()
 
@@ -89,7 +91,11 @@ class Logs:
         """One line about one request."""
         if not self._access_on:
             return
-        self._writer.msg(orjson.dumps(access_fields(account)))
+        self._writer.msg(orjson.dumps(access_fields(account), option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _line(event: object, **_: object) -> bytes:
+    return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _stamp() -> str:

@@ -49,6 +49,7 @@ class BackendPool:
         self._tls = tls() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
+        self._literal = _is_address(self._host)
         self._settings = pool
         self._now = now
         self._limits = limits
@@ -88,8 +89,9 @@ class BackendPool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                found = await loop.getaddrinfo(self._host, self._port, type=1)
-                addresses = [str(entry[4][0]) for entry in found if self._allowed(str(entry[4][0]))]
+                # an address is its own resolution: asking the resolver's thread costs more than the connection
+                found = [self._host] if self._literal else await self._resolve(loop)
+                addresses = [address for address in found if self._allowed(address)]
                 if not addresses:
                     raise ConnectFailedError("the backend's address is not allowed")
                 make = cast("Callable[[], asyncio.Protocol]", self._fresh)
@@ -108,6 +110,9 @@ class BackendPool:
             raise ConnectFailedError(f"connecting to the backend failed: {error.strerror or type(error).__name__}") from None
         self._open += 1
         return cast("UpstreamConnection", made)
+
+    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[str]:
+        return [str(entry[4][0]) for entry in await loop.getaddrinfo(self._host, self._port, type=1)]
 
     def _fresh(self) -> UpstreamConnection:
         return UpstreamConnection(self, self._limits, self._heads)
@@ -159,6 +164,14 @@ class BackendPool:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def network_check(networks: tuple[str, ...]) -> AddressCheck:
