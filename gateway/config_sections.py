@@ -90,25 +90,28 @@ class BackendSection(Section):
         )
 
 
+_RULE = ModelSpec("*")  # the defaults stand there
+
+
 class ModelSection(Section):
     """One [models.NAME] table."""
 
-    policy: PolicyName = "auto"
+    policy: PolicyName = _RULE.policy
     aliases: list[ModelName] = Field(default_factory=list, max_length=256)
-    d: int = Field(2, ge=1, le=1024)
-    objective: Literal["e2e", "ttft"] = "e2e"
-    binding: Literal["late", "early"] = "late"
-    order: Literal["sjf", "fcfs"] = "sjf"
-    work_weight: float = Field(3.0, ge=0, le=1000, alias="lambda")
-    mu: float = Field(0.0, ge=0, le=1000)
-    margin: float = Field(0.05, ge=-1, le=0.9)
-    age_rate: float = Field(120.0, ge=0, le=1e9)
-    ahead_tokens: int = Field(512, ge=0, le=1 << 31)
-    ttft_target_s: float = Field(2.0, gt=0, le=86400)
-    temperature: float = Field(0.0, ge=0, le=1000)
-    probe_s: float = Field(0.05, gt=0, le=10)
-    stale_s: float = Field(2.0, gt=0, le=86400)
-    error_limit: float = Field(4.0, gt=1, le=1000)
+    d: int = Field(_RULE.d, ge=1, le=1024)
+    objective: Literal["e2e", "ttft"] = _RULE.objective
+    binding: Literal["late", "early"] = _RULE.binding
+    order: Literal["sjf", "fcfs"] = _RULE.order
+    work_weight: float = Field(_RULE.work_weight, ge=0, le=1000, alias="lambda")
+    mu: float = Field(_RULE.mu, ge=0, le=1000)
+    margin: float = Field(_RULE.margin, ge=-1, le=0.9)
+    age_rate: float = Field(_RULE.age_rate, ge=0, le=1e9)
+    ahead_tokens: int = Field(_RULE.ahead_tokens, ge=0, le=1 << 31)
+    ttft_target_s: float = Field(_RULE.ttft_target_s, gt=0, le=86400)
+    temperature: float = Field(_RULE.temperature, ge=0, le=1000)
+    probe_s: float = Field(_RULE.probe_s, gt=0, le=10)
+    stale_s: float = Field(_RULE.stale_s, gt=0, le=86400)
+    error_limit: float = Field(_RULE.error_limit, gt=1, le=1000)
 
     def record(self, name: str) -> ModelSpec:
         """As the gateway uses it."""

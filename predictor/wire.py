@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import orjson
 
 from predictor.request import Estimate, LengthEstimate
+from predictor.seats import Demand
 from predictor.snapshot import ProbeReply, Snapshot
 
 WIRE_VERSION = 1
@@ -29,23 +30,13 @@ class WireError(ValueError):
         self.code = code
 
 
-class JobLike(Protocol):
+class JobLike(Demand, Protocol):
     """What a request needs to be asked about (gateway.jobs.Job is one)."""
 
-    @property
-    def id(self) -> str: ...
     @property
     def request_id(self) -> str: ...
     @property
     def model(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def lengths(self) -> LengthEstimate: ...
-    @property
-    def prefix(self) -> tuple[int, ...]: ...
-    @property
-    def block_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ in the README. The random source is given at construction.
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from random import Random
-from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from gateway.config import ModelSpec
@@ -18,7 +17,6 @@ from predictor.snapshot import ProbeReply
 
 V = TypeVar("V", bound=View)
 Replies = Mapping[str, ProbeReply]
-NO_REPLIES: Replies = MappingProxyType({})
 
 
 class Asked(Protocol):

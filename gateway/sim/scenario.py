@@ -121,6 +121,9 @@ class MigrationSpec:
             raise ValueError("slowdown: must not be negative")
 
 
+_RULE = ModelSpec(MODEL)  # the defaults stand there
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """One column of the comparison: a rule of the gateway (the fields of `[models.NAME]`; `work_weight` is its lambda),
@@ -133,15 +136,15 @@ class PolicySpec:
 
     label: str
     policy: PolicyName
-    d: int = 2
-    binding: Literal["late", "early"] = "late"
-    order: Literal["sjf", "fcfs"] = "sjf"
-    objective: Literal["e2e", "ttft"] = "e2e"
-    work_weight: float = 3.0
-    mu: float = 0.0
-    margin: float = 0.05
-    age_rate: float = 120.0
-    ahead_tokens: int = 512
+    d: int = _RULE.d
+    binding: Literal["late", "early"] = _RULE.binding
+    order: Literal["sjf", "fcfs"] = _RULE.order
+    objective: Literal["e2e", "ttft"] = _RULE.objective
+    work_weight: float = _RULE.work_weight
+    mu: float = _RULE.mu
+    margin: float = _RULE.margin
+    age_rate: float = _RULE.age_rate
+    ahead_tokens: int = _RULE.ahead_tokens
     sidecar: bool = False
     own_dispatches: bool = True
     probe_s: float = 0.0
