@@ -16,10 +16,10 @@ from tests.bench.live_mocks import MODEL, REPLICAS
 from tests.bench.peers import (
     CLIENT_KEY,
     Command,
-    NotInstalledError,
     Place,
     Recipe,
-    system_program,
+    balanced,
+    routed,
 )
 
 GATEWAY_PORT, CONTROL_PORT = 21400, 21401
@@ -34,40 +34,12 @@ URLS = tuple(f"http://127.0.0.1:{port}" for port in MOCK_PORTS)
 
 def haproxy(place: Place) -> Command:
     """Fewest connections, which is fewest requests in flight."""
-    servers = "\n".join(f" server s{port} 127.0.0.1:{port}" for port in MOCK_PORTS)
-    (place.scratch / "haproxy.cfg").write_text(f"""
-global
- nbthread 1
- maxconn 8000
-defaults
- mode http
- timeout connect 5s
- timeout client 600s
- timeout server 600s
- option http-no-delay
- http-reuse always
-frontend clients
- bind 127.0.0.1:{GATEWAY_PORT}
- default_backend llm
-backend llm
- balance leastconn
-{servers}
-""")
-    return Command((system_program("haproxy"), "-f", f"{place.scratch}/haproxy.cfg"), cwd=place.scratch)
+    return balanced(place, "leastconn", GATEWAY_PORT, MOCK_PORTS)
 
 
 def router(environment: str, policy: str, *module: str, more: tuple[str, ...] = ()) -> Recipe:
     """A Rust router with one of its policies and `more` options."""
-
-    def recipe(place: Place) -> Command:
-        python = place.home / environment / "bin" / "python"
-        if not python.exists():
-            raise NotInstalledError(f"{environment} is missing: run setup.sh")
-        listen = ("--host", "127.0.0.1", "--port", str(GATEWAY_PORT), "--prometheus-port", str(CONTROL_PORT))
-        workers = ("--worker-urls", *URLS, "--policy", policy, "--log-level", "error", *more)
-        return Command((str(python), "-m", *module, *listen, *workers), cwd=place.scratch)
-
-    return recipe
+    return routed(environment, module, policy, GATEWAY_PORT, CONTROL_PORT, URLS, more)
 
 
 def leeway_config(rule: str = "", engine_settings: str = "") -> str:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,7 +95,12 @@ http {{
 
 
 def haproxy(place: Place) -> Command:
-    servers = "\n".join(f" server s{port} 127.0.0.1:{port}" for port in BACKEND_PORTS)
+    return balanced(place, "random(2)", GATEWAY_PORT, BACKEND_PORTS)
+
+
+def balanced(place: Place, rule: str, port: int, backend_ports: Sequence[int]) -> Command:
+    """HAProxy at `port` with one of its rules."""
+    servers = "\n".join(f" server s{backend} 127.0.0.1:{backend}" for backend in backend_ports)
     (place.scratch / "haproxy.cfg").write_text(f"""
 global
  nbthread 1
@@ -108,42 +113,38 @@ defaults
  option http-no-delay
  http-reuse always
 frontend clients
- bind 127.0.0.1:{GATEWAY_PORT}
+ bind 127.0.0.1:{port}
  default_backend llm
 backend llm
- balance random(2)
+ balance {rule}
 {servers}
 """)
     return Command((system_program("haproxy"), "-f", f"{place.scratch}/haproxy.cfg"), cwd=place.scratch)
 
 
 def rust_router(environment: str, *module: str) -> Recipe:
+    """Power of two choices by one of the three Rust routers."""
+    return routed(environment, module, "power_of_two", GATEWAY_PORT, CONTROL_PORT, urls(" ").split())
+
+
+def routed(
+    environment: str,
+    module: Sequence[str],
+    policy: str,
+    port: int,
+    metrics_port: int,
+    worker_urls: Sequence[str],
+    more: Sequence[str] = (),
+) -> Recipe:
     """The three Rust routers share their command line; each is started through its Python package."""
 
     def recipe(place: Place) -> Command:
         python = place.home / environment / "bin" / "python"
         if not python.exists():
             raise NotInstalledError(f"{environment} is missing: run setup.sh")
-        return Command(
-            (
-                str(python),
-                "-m",
-                *module,
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(GATEWAY_PORT),
-                "--worker-urls",
-                *urls(" ").split(),
-                "--policy",
-                "power_of_two",
-                "--prometheus-port",
-                str(CONTROL_PORT),
-                "--log-level",
-                "error",
-            ),
-            cwd=place.scratch,
-        )
+        listen = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port))
+        workers = ("--worker-urls", *worker_urls, "--policy", policy, "--log-level", "error", *more)
+        return Command((str(python), "-m", *module, *listen, *workers), cwd=place.scratch)
 
     return recipe
 
