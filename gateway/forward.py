@@ -25,14 +25,14 @@ from gateway.relay.responses import ResponseHead
 from gateway.relay.splice import EMPTY, BodyFields, Piece
 from gateway.relay.upstream import Lost, UpstreamConnection
 from gateway.signals import queue_limit_s, request_id
-from gateway.suspicion import likeness
 
 if TYPE_CHECKING:
     from gateway.relay.downstream import ClientConnection
     from gateway.server import DataPlane
 
 NEVER = float("inf")
-ONE_WRITE_BYTES, CONNECT_SLACK_S = 65536, 2.0
+ONE_WRITE_BYTES = 65536
+CONNECT_SLACK_S = 2.0
 
 
 class Exchange:
@@ -41,7 +41,6 @@ class Exchange:
     # defaults stand on the class: most requests never set most of these
     _phase = "read"
     _pieces: tuple[Piece, ...] = ()
-    _body_hash: int | None = None
     _fields: BodyFields = EMPTY
     _strip = False
     _entered = False
@@ -139,7 +138,7 @@ class Exchange:
         due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
         placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
         if plane.fleet.has_drops:
-            placement.avoid_droppers(self._hash_body() or 0)
+            placement.avoid_droppers(intake.liken() or 0)
         placement.begin(intake.body, fields)
 
     def _enter_key(self) -> None:
@@ -200,7 +199,7 @@ class Exchange:
         elif status >= 500:
             plane.fleet.failed(replica, "status", f"answered {status}", None, now_s, self.account.sent_s)
         else:
-            plane.fleet.answered(replica, self._body_hash, now_s)
+            plane.fleet.answered(replica, self._intake.body_hash, now_s)
         self.account.status = status
         self._drop_body()
         self._phase = "answer"
@@ -271,7 +270,7 @@ class Exchange:
             return
         if how == "reset" and self._answer is None and placement.repeat(head.method, connection):
             return
-        self._plane.fleet.failed(self._replica, "reset", message, self._hash_body(), self._plane.now(), self.account.sent_s)
+        self._plane.fleet.failed(self._replica, "reset", message, self._intake.liken(), self._plane.now(), self.account.sent_s)
         if self._answer is not None:
             self._fail("backend_lost", "The backend broke the connection in the middle of its answer.")
             return
@@ -357,15 +356,10 @@ class Exchange:
 
     # -- settle
 
-    def _hash_body(self) -> int | None:
-        body = self._intake.body
-        self._body_hash = likeness(body) if self._body_hash is None and body else self._body_hash
-        return self._body_hash
-
     def _drop_body(self) -> None:
         self._dropped = True
         if self._plane.fleet.has_drops:
-            self._hash_body()
+            self._intake.liken()
         self._pieces = ()
         self._intake.release()
 

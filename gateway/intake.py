@@ -27,6 +27,7 @@ from gateway.relay.splice import (
     usage_edit,
 )
 from gateway.signals import session_key
+from gateway.suspicion import likeness
 
 if TYPE_CHECKING:
     from gateway.auth import Client, Keyring
@@ -88,6 +89,7 @@ class Intake:
     head: RequestHead | None = None
     refusal: Refusal | None = None
     body = b""
+    body_hash: int | None = None  # stays when the body is released, if `liken` was asked before
     _stopped = False
     _length = 0
     _size = 0
@@ -164,6 +166,12 @@ class Intake:
         except Refusal as refusal:
             self.refusal = refusal
             then(EMPTY)
+
+    def liken(self) -> int | None:
+        """What tells this body from others, reckoned once; None without a body."""
+        if self.body_hash is None and self.body:
+            self.body_hash = likeness(self.body)
+        return self.body_hash
 
     def release(self) -> None:
         """The body's bytes are no longer held."""
