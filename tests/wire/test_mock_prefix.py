@@ -3,12 +3,10 @@ prompts, and the engine's own figures agree with both."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from random import Random
 
 import aiohttp
-import looptime
 import pytest
 
 from backends.mock import MockConfig, MockEngine
@@ -18,15 +16,13 @@ from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Admitted, Event, Finished, FirstToken, LengthEstimate, Request
 from predictor.sidecar import SidecarConfig
 from predictor.wire import Ask, encode_ask
+from tests.wire.virtual import TICK_S, in_virtual_time
 
 PROFILE = StepProfile(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, kv_token_s=0.0001)
 LIMITS = EngineLimits(kv_blocks=160, block_size=8, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=1024)
 CONFIG = MockConfig(profile=PROFILE, limits=LIMITS)
-TICK_S = 2e-6  # the virtual clock counts whole microseconds
 LABELS = '{engine="0",model_name="demo"}'
 WORD = "four"  # bytes, which make one token
-
-Use = Callable[[aiohttp.ClientSession, MockEngine], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +41,6 @@ class Told:
     first_s: float
     last_s: float
     cached_tokens: int
-
-
-def in_virtual_time(use: Use, config: MockConfig = CONFIG) -> None:
-    """Run a test body with a client and a fresh engine on one virtual clock."""
-
-    async def run() -> None:
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with MockEngine(config) as engine, aiohttp.ClientSession(engine.url, timeout=timeout) as client:
-            await use(client, engine)
-
-    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
-        runner.run(run())
 
 
 def schedule(seed: int, requests: int = 40) -> list[Planned]:
@@ -192,7 +176,7 @@ def test_token_ids_are_found_by_their_text_and_usage_says_nothing_unless_told_to
                 assert (await answer.json())["usage"]["prompt_tokens_details"] is None
         assert (await metrics(client))[f"vllm:prefix_cache_hits_total{LABELS}"] == 24
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_reset_empties_the_cache_but_not_while_blocks_are_held() -> None:

@@ -3,23 +3,20 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import aiohttp
-import looptime
 import pytest
 
 from backends.mock import MockConfig, MockEngine
 from predictor.profile import EngineLimits, StepProfile
+from tests.wire.virtual import TICK_S, in_virtual_time
 
 PROFILE = StepProfile(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, kv_token_s=0.0001)
 LIMITS = EngineLimits(kv_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=1024)
 CONFIG = MockConfig(profile=PROFILE, limits=LIMITS, enable_prefix_caching=False)
-TICK_S = 2e-6  # the virtual clock counts whole microseconds
-
-Use = Callable[[aiohttp.ClientSession, MockEngine], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +29,6 @@ class Seen:
     @property
     def gaps_s(self) -> tuple[float, ...]:
         return tuple(after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False))
-
-
-def in_virtual_time(use: Use, config: MockConfig = CONFIG) -> None:
-    """Run a test body with a client and a fresh engine on one virtual clock."""
-
-    async def run() -> None:
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with MockEngine(config) as engine, aiohttp.ClientSession(engine.url, timeout=timeout) as client:
-            await use(client, engine)
-
-    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
-        runner.run(run())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -104,7 +89,7 @@ def test_ttft_and_gaps_are_the_formula() -> None:
         assert seen.gaps_s == pytest.approx([PROFILE.step_s(0, 1, 50 + done) for done in range(3)], abs=TICK_S)
         assert seen.finish_reason == "length"
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_a_long_prompt_takes_its_chunks() -> None:
@@ -113,7 +98,7 @@ def test_a_long_prompt_takes_its_chunks() -> None:
         expected_s = 2 * PROFILE.step_s(64, 0, 0) + PROFILE.step_s(22, 0, 0)
         assert seen.token_s == pytest.approx([expected_s], abs=TICK_S)
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_a_newcomer_waits_for_the_step_in_progress_and_shares_the_next() -> None:
@@ -126,7 +111,7 @@ def test_a_newcomer_waits_for_the_step_in_progress_and_shares_the_next() -> None
         assert (await second).token_s == pytest.approx([shared_s], abs=TICK_S)
         assert (await first).token_s[1] == pytest.approx(shared_s, abs=TICK_S)
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_crowding_shows_in_the_metrics() -> None:
@@ -144,7 +129,7 @@ def test_crowding_shows_in_the_metrics() -> None:
         assert float(figures[f"vllm:inter_token_latency_seconds_count{labels}"]) == 597
         assert float(figures[f"vllm:e2e_request_latency_seconds_count{labels}"]) == 3
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_a_client_that_leaves_frees_the_engine_at_once() -> None:
@@ -158,7 +143,7 @@ def test_a_client_that_leaves_frees_the_engine_at_once() -> None:
         assert (engine.instance.running, engine.instance.kv_usage, engine.in_flight) == (0, 0.0, 0)
         assert engine.finished == 0
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_a_client_that_leaves_before_anything_came_is_noticed_too() -> None:
@@ -174,7 +159,7 @@ def test_a_client_that_leaves_before_anything_came_is_noticed_too() -> None:
             await until(lambda: engine.in_flight == 0)
         assert (engine.aborted, engine.instance.running, engine.instance.waiting) == (3, 0, 0)
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_asleep_it_holds_requests_until_woken() -> None:
@@ -193,7 +178,7 @@ def test_asleep_it_holds_requests_until_woken() -> None:
         async with client.get("/is_sleeping") as response:
             assert await response.json() == {"is_sleeping": False}
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("abort", 1), ("wait", 5), ("keep", 5)])
@@ -213,7 +198,7 @@ def test_pause_modes(mode: str, tokens: int) -> None:
         assert len(seen.token_s) == tokens
         assert seen.finish_reason == ("abort" if mode == "abort" else "length")
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
 
 
 def test_a_queue_cap_refuses_with_a_hint() -> None:
@@ -246,4 +231,4 @@ def test_closing_the_engine_breaks_answers_off() -> None:
         assert engine.aborted == 2
         assert engine.in_flight == 0
 
-    in_virtual_time(use)
+    in_virtual_time(use, CONFIG)
