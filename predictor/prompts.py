@@ -1,0 +1,168 @@
+"""What of a request's body tells how long its answer may be: a small view of a parsed body, whatever its size. Pure.
+
+Understands the chat, completion, response and message faces by the members they have. Of the last user's text only
+head and tail are kept, of the earlier turns only lengths and roles, and of a long conversation only the last
+`TURNS_MAX` turns are looked at: agents send much constant text and put the user's words last. Never raises: what has
+an unexpected type counts as absent, since the engine judges the request.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+HEAD_CHARS = 4096
+TAIL_CHARS = 4096
+TURNS_MAX = 64
+PARTS_MAX = 32
+ROLES = ("user", "assistant", "tool", "system")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """One request. Lengths are in characters. `tail` is empty where `head` holds the whole of the last user's text."""
+
+    head: str = ""
+    tail: str = ""
+    text_chars: int = 0  # of the last user's text
+    all_chars: int = 0  # of all text that was looked at, the system's included
+    system_chars: int = 0
+    opening: str = ""  # how the prompt begins: tells templates and applications apart
+    replies: tuple[int, ...] = ()  # earlier assistant turns, oldest first
+    turns: int = 0  # of the user
+    last_role: str = "user"
+    tools: int = 0
+    images: int = 0
+    json_asked: bool = False
+    max_tokens: int = -1  # -1: no limit given
+
+
+class _Reading:
+    """What is gathered while the turns are read, the latest first."""
+
+    __slots__ = ("all_chars", "images", "last_role", "opening", "replies", "system_chars", "text", "turns")
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.all_chars = 0
+        self.system_chars = 0
+        self.opening = ""
+        self.replies: list[int] = []
+        self.turns = 0
+        self.last_role = ""
+        self.images = 0
+
+    def turn(self, role: str, text: str, images: int) -> None:
+        self.all_chars += len(text)
+        self.images += images
+        self.last_role = self.last_role or role
+        if role == "user":
+            self.turns += 1
+            if self.text is None and (text or images):
+                self.text = text
+        elif role == "assistant":
+            self.replies.append(len(text))
+        elif role == "system":
+            self.system(text)
+
+    def system(self, text: str) -> None:
+        self.system_chars += len(text)
+        self.opening = text[:64]
+
+
+def view_of(parsed: Mapping[str, object], max_tokens: int = -1) -> PromptView:
+    """The view of a parsed body (or of those of its members that are at hand). `max_tokens` below 1: no limit."""
+    get = parsed.get
+    reading = _Reading()
+    turns = get("messages")
+    if turns is None:
+        turns = get("input") if "input" in parsed else get("prompt")
+    _read(reading, turns)
+    for member in ("system", "instructions"):
+        text, _ = _text(get(member))
+        if text:
+            reading.all_chars += len(text)
+            reading.system(text)
+    text = reading.text or ""
+    tools = get("tools")
+    return PromptView(
+        head=text[:HEAD_CHARS],
+        tail=text[max(HEAD_CHARS, len(text) - TAIL_CHARS) :],
+        text_chars=len(text),
+        all_chars=reading.all_chars,
+        system_chars=reading.system_chars,
+        opening=reading.opening or text[:64],
+        replies=tuple(reversed(reading.replies)),
+        turns=reading.turns,
+        last_role=reading.last_role or "user",
+        tools=len(tools) if isinstance(tools, list) else 0,
+        images=reading.images,
+        json_asked=_json_asked(get("response_format")) or _json_asked(get("text")),
+        max_tokens=max_tokens if max_tokens > 0 else -1,
+    )
+
+
+def _read(reading: _Reading, turns: object) -> None:
+    if isinstance(turns, str):
+        reading.turn("user", turns, 0)
+    elif isinstance(turns, list):
+        if turns and isinstance(turns[0], int):  # token ids: four characters each, and no words
+            reading.turn("user", "", 0)
+            reading.all_chars += 4 * len(turns)
+            return
+        first = turns[:1] if len(turns) > TURNS_MAX else []
+        for turn in reversed(first + turns[-TURNS_MAX:]):
+            if isinstance(turn, str):
+                reading.turn("user", turn, 0)
+            elif isinstance(turn, dict):
+                reading.turn(*_turn(turn))
+
+
+def _turn(turn: Mapping[str, object]) -> tuple[str, str, int]:
+    """Role, text, number of images."""
+    role = turn.get("role")
+    if not isinstance(role, str):
+        role = "tool" if turn.get("type") == "function_call_output" else "assistant"
+    elif role == "developer":
+        role = "system"
+    elif role == "function":
+        role = "tool"
+    content = turn.get("content")
+    if role == "user" and isinstance(content, list) and content and _all_tool_results(content):
+        role = "tool"
+    text, images = _text(content if content is not None else turn.get("output"))
+    return role, text, images
+
+
+def _all_tool_results(parts: Iterable[object]) -> bool:
+    return all(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+
+
+def _text(content: object) -> tuple[str, int]:
+    """The text of a turn's content, and how many images it holds."""
+    if isinstance(content, str):
+        return content, 0
+    if not isinstance(content, list):
+        return "", 0
+    texts: list[str] = []
+    images = 0
+    for part in content[-PARTS_MAX:]:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            text = part.get("text")
+            if isinstance(text, str):
+                texts.append(text)
+            elif part.get("type") == "tool_result":
+                texts.append(_text(part.get("content"))[0] if not isinstance(part.get("content"), dict) else "")
+            else:
+                kind = part.get("type")
+                images += isinstance(kind, str) and "image" in kind
+    return "\n".join(texts), images
+
+
+def _json_asked(form: object) -> bool:
+    if not isinstance(form, dict):
+        return False
+    kind = form.get("type")
+    if isinstance(kind, str):
+        return kind.startswith("json")
+    return _json_asked(form.get("format"))
