@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 EngineName = Literal["auto", "vllm", "sglang", "openai"]
+Scheduling = Literal["auto", "fcfs", "priority", "priority-low-first", "leeway"]
+Travels = Literal["auto", "always", "never"]
+OrderName = Literal["fcfs", "sjf", "edf", "lrb", "mh"]
+DEFAULT_CLASS = "default"
 PolicyName = Literal[
     "auto", "plan", "po2", "pod", "fanout",
     "po2_requests", "random", "round_robin", "least_request", "min_qpm", "consistent_hash",
@@ -34,7 +38,9 @@ class Listen:
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """One engine server, as declared in TOML or added by REST. `profile` and what follows is what is known of the engine
-    beforehand (0: what it reports, else what the profile says); `sidecar` predicts for it."""
+    beforehand (0: what it reports, else what the profile says); `sidecar` predicts for it. `scheduling` is how it orders
+    its queue ("auto": as it says of itself), `restore_tokens_per_s` how fast it loads KV from its deep tiers (0: unknown).
+    """
 
     name: str
     url: str
@@ -52,6 +58,8 @@ class BackendSpec:
     max_num_batched_tokens: int = 0
     sidecar: str = ""
     sidecar_token: str = field(default="", repr=False)
+    scheduling: Scheduling = "auto"
+    restore_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,33 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSpec:
+    """What requests of a class are promised, in milliseconds (0: nothing). `models`, `routes` and client `priorities` put
+    a request into it that neither its head nor its key puts elsewhere; `strict`: what cannot be in time is refused."""
+
+    name: str
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    e2e_ms: float = 0.0
+    strict: bool = False
+    models: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    priorities: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What becomes of promises: which engines are told, whose word on priority counts, how much is kept of requests."""
+
+    engine_priority: Travels = "auto"
+    engine_budget: Travels = "auto"
+    client_priority: Literal["override", "respect"] = "override"
+    records: int = 512
+
+
+@dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """0 = no limit. Rates are recorded with the key; concurrency is enforced."""
+    """0 = no limit."""
 
     concurrent: int = 0
     requests_per_min: int = 0
@@ -98,7 +131,7 @@ class KeySpec:
 
     sha256: str = field(repr=False)
     name: str = ""
-    class_name: str = "default"
+    class_name: str = DEFAULT_CLASS
     weight: float = 1.0
     limits: KeyLimits = KeyLimits()
 
@@ -206,6 +239,8 @@ class GatewayConfig:
     backends: tuple[BackendSpec, ...] = ()
     models: tuple[ModelSpec, ...] = ()
     keys: tuple[KeySpec, ...] = ()
+    classes: tuple[ClassSpec, ...] = ()
+    slo: Slo = Slo()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     queue: Queue = Queue()

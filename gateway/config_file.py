@@ -22,6 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.config_sections import (
     AdminSection,
     BackendSection,
+    ClassSection,
     HealthSection,
     KeySection,
     LimitsSection,
@@ -29,9 +30,11 @@ from gateway.config_sections import (
     LogSection,
     ModelName,
     ModelSection,
+    Name,
     PoolSection,
     QueueSection,
     RetrySection,
+    SloSection,
     TimeoutsSection,
     secret,
 )
@@ -50,6 +53,8 @@ class GatewaySettings(BaseSettings):
     backends: list[BackendSection] = Field(default_factory=list, max_length=100_000)
     models: dict[ModelName, ModelSection] = Field(default_factory=dict, max_length=4096)
     keys: list[KeySection] = Field(default_factory=list, max_length=100_000)
+    classes: dict[Name, ClassSection] = Field(default_factory=dict, max_length=256)
+    slo: SloSection = SloSection()
     limits: LimitsSection = LimitsSection()
     timeouts: TimeoutsSection = TimeoutsSection()
     queue: QueueSection = QueueSection()
@@ -87,6 +92,18 @@ def _clashes(settings: GatewaySettings) -> list[str]:
             elif alias in owners:
                 problems.append(f"models.{name}.aliases: alias {alias!r} is claimed by both {owners[alias]!r} and {name!r}")
             owners[alias] = name
+    return problems + _class_clashes(settings)
+
+
+def _class_clashes(settings: GatewaySettings) -> list[str]:
+    """Keys of unknown classes; a model, route or priority that two classes claim."""
+    known = {*settings.classes, records.DEFAULT_CLASS}
+    named = [(i, key.class_) for i, key in enumerate(settings.keys)]
+    problems = [f"keys.{i}.class: there is no [classes.{name}]" for i, name in named if name not in known]
+    for what in ("models", "routes", "priorities"):
+        claims = [(item, name) for name, spec in settings.classes.items() for item in getattr(spec, what)]
+        owners = dict(reversed(claims))
+        problems += [f"classes.{n}.{what}: {i!r} is claimed by {owners[i]!r}, too" for i, n in claims if owners[i] != n]
     return problems
 
 
@@ -176,6 +193,12 @@ def build(settings: GatewaySettings) -> GatewayConfig:
         admin_key = _admin_key(admin)
     except ValueError as error:
         problems.append(str(error))
+    classes = []
+    for name, spec in settings.classes.items():
+        try:
+            classes.append(spec.record(name))
+        except ValueError as error:
+            problems.append(f"classes.{name}: {error}")
     if problems:
         raise ValueError("\n".join(problems))
     return GatewayConfig(
@@ -183,6 +206,8 @@ def build(settings: GatewaySettings) -> GatewayConfig:
         backends=tuple(backends),
         models=tuple(section.record(name) for name, section in settings.models.items()),
         keys=tuple(section.record() for section in settings.keys),
+        classes=tuple(classes),
+        slo=records.Slo(**_plain(settings.slo)),
         limits=records.Limits(**_plain(settings.limits)),
         timeouts=records.Timeouts(**_plain(settings.timeouts)),
         queue=records.Queue(**_plain(settings.queue)),

@@ -13,7 +13,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, cr
 
 from gateway import config as records
 from gateway.addresses import check_url, sendable_key
-from gateway.config import BackendSpec, EngineName, KeyLimits, KeySpec, ModelSpec, PolicyName, split_address
+from gateway.config import (
+    DEFAULT_CLASS,
+    BackendSpec,
+    ClassSpec,
+    EngineName,
+    KeyLimits,
+    KeySpec,
+    ModelSpec,
+    PolicyName,
+    Scheduling,
+    split_address,
+)
 from predictor.catalog import ProfileError, engine_profile
 
 
@@ -38,6 +49,9 @@ OptionalUrl = Annotated[str, AfterValidator(lambda text: _url(text) if text else
 Network = Annotated[str, AfterValidator(_network)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+RouteName = Literal[
+    "chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "classify", "pooling", "other"
+]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -65,6 +79,8 @@ class BackendSection(Section):
     sidecar: OptionalUrl = ""
     sidecar_token: SecretStr = SecretStr("")
     sidecar_token_file: str = ""
+    scheduling: Scheduling = "auto"
+    restore_tokens_per_s: float = Field(0.0, ge=0, le=1e9)
 
     def record(self, declared: bool = True) -> BackendSpec:
         """As the gateway uses it. Raises ValueError (`key: reason`) when its key can't be read or sent."""
@@ -87,6 +103,8 @@ class BackendSection(Section):
             sidecar_token=header_secret(
                 secret(self.sidecar_token, self.sidecar_token_file, "sidecar_token_file"), "sidecar_token"
             ),
+            scheduling=self.scheduling,
+            restore_tokens_per_s=self.restore_tokens_per_s,
         )
 
 
@@ -116,6 +134,29 @@ class ModelSection(Section):
     def record(self, name: str) -> ModelSpec:
         """As the gateway uses it."""
         return ModelSpec(name=name, **{**self.model_dump(), "aliases": tuple(self.aliases)})
+
+
+_CLASS = ClassSpec("*")
+Milliseconds = Annotated[float, Field(ge=0, le=86_400_000)]
+
+
+class ClassSection(Section):
+    """One [classes.NAME] table."""
+
+    ttft_ms: Milliseconds = _CLASS.ttft_ms
+    tpot_ms: Milliseconds = _CLASS.tpot_ms
+    e2e_ms: Milliseconds = _CLASS.e2e_ms
+    strict: bool = _CLASS.strict
+    models: list[ModelName] = Field(default_factory=list, max_length=4096)
+    routes: list[RouteName] = Field(default_factory=list, max_length=64)
+    priorities: list[int] = Field(default_factory=list, max_length=64)
+
+    def record(self, name: str) -> ClassSpec:
+        """As the gateway uses it. Raises ValueError (`reason`)."""
+        if name == DEFAULT_CLASS:
+            raise ValueError("the class default is promised nothing; give this one another name")
+        times = (self.ttft_ms, self.tpot_ms, self.e2e_ms)
+        return ClassSpec(name, *times, self.strict, tuple(self.models), tuple(self.routes), tuple(self.priorities))
 
 
 class KeyLimitsSection(Section):
@@ -196,6 +237,7 @@ HealthSection = section(
 PoolSection = section(
     records.Pool, {"idle_connections": (0, 1 << 20), "idle_s": (0.0, 3600.0), "unproven_idle_s": (0.0, 3600.0)}
 )
+SloSection = section(records.Slo, {"records": (0, 1_000_000)})
 LogSection = section(records.Log, {"queue_lines": (1, 10_000_000)})
 
 

@@ -58,6 +58,8 @@ def test_a_file_becomes_records(tmp_path: Path) -> None:
         [models."org/name:tag"]
         d = 3
         aliases = ["short"]
+        [classes.gold]
+        ttft_ms = 500
         [[keys]]
         sha256 = "{DIGEST.upper()}"
         class = "gold"
@@ -268,3 +270,26 @@ def test_the_schema_names_every_section() -> None:
     assert schema["title"] == "gateway.toml"
     assert set(schema["properties"]) == {field.name for field in dataclasses.fields(GatewayConfig)}
     assert schema["additionalProperties"] is False
+
+
+def test_classes_that_clash_are_told(tmp_path: Path) -> None:
+    text = f"""
+        [classes.default]
+        ttft_ms = 5
+        [classes.a]
+        models = ["m"]
+        priorities = [1, 2]
+        [classes.b]
+        models = ["m"]
+        priorities = [2]
+        [[keys]]
+        sha256 = "{DIGEST}"
+        class = "gold"
+    """
+    with pytest.raises(ConfigError) as refused:
+        loaded(tmp_path, text)
+    told = str(refused.value)
+    assert "classes.default: the class default is promised nothing" in told
+    assert "classes.b.models: 'm' is claimed by 'a', too" in told
+    assert "classes.b.priorities: 2 is claimed by 'a', too" in told
+    assert "keys.0.class: there is no [classes.gold]" in told

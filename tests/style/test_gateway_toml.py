@@ -39,6 +39,7 @@ SECTIONS = {
     "timeouts": records.Timeouts,
     "queue": records.Queue,
     "retry": records.Retry,
+    "slo": records.Slo,
     "health": records.Health,
     "pool": records.Pool,
     "log": records.Log,
@@ -63,13 +64,17 @@ def test_tables_show_every_option() -> None:
     assert set(shown) == set(options)
     for option, name in options.items():
         assert shown[option] == pytest.approx(_plain(getattr(records.ModelSpec("*"), name))), f"models.*.{option}"
+    promised = document["classes"]["chat"]
+    assert set(promised) == set(config_file.ClassSection.model_fields)
+    for option, value in promised.items():
+        assert value == pytest.approx(_plain(getattr(records.ClassSpec("*"), option))), f"classes.*.{option}"
     key_options = {spec.alias or name for name, spec in config_file.KeySection.model_fields.items()}
     assert set(document["keys"][0]) == key_options
     assert set(document["keys"][0]["limits"]) == {field.name for field in fields(records.KeyLimits)}
 
 
 def test_every_section_is_shown() -> None:
-    known = set(SECTIONS) | {"backends", "models", "keys", "usage"}
+    known = set(SECTIONS) | {"backends", "models", "keys", "classes", "usage"}
     assert set(uncommented()) == known
     assert {field.name for field in fields(records.GatewayConfig)} == known
 
