@@ -1,0 +1,382 @@
+"""The order of those who wait: one queue type, five orders, two tiers. Pure; instants come in as `now_s`.
+
+| order | tier 1 | tier 2 |
+|---|---|---|
+| fcfs, sjf, edf | all, by arrival, by cost (+ `age_rate` x arrival), by deadline | none |
+| lrb (CASCADE) | budget above 0, the least first | the rest by arrival |
+| mh (Moore-Hodgson) | planned to meet its deadline, by deadline | the rest by cost |
+
+`cost_s` is the guarded L of a request: its own service, without the queue. Who has no SLO is in tier 2, by cost after the
+late ones: with no SLO known at all, lrb and mh are sjf. Tier 2 gets the share `rho` of what is handed out (`Share`).
+After `age_s` of waiting no later arrival overtakes. Nothing is ever dropped. A broken assertion is a mistake of the caller.
+"""
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Final
+
+ORDERS: Final = ("fcfs", "sjf", "edf", "lrb", "mh")
+TIERED: Final = ("lrb", "mh")
+RHO: Final = {"lrb": 0.10, "mh": 0.02}
+AGE_S: Final = 120.0
+HYSTERESIS: Final = 0.05
+
+
+class Waiting:
+    """One who waits. `deadline_s` is the instant by which its service must have ended (infinite: no SLO), `slo_s` the
+    length of that SLO, `cost_s` the guarded seconds it needs, `tokens` what it counts for in shares and in `alpha`.
+
+    The queue that holds it sets `tier`, and the fields without explanation, which are its own. Raises ValueError for a
+    cost or a number of tokens that is negative.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "cost_s",
+        "deadline_s",
+        "id",
+        "key",
+        "late_key",
+        "live",
+        "number",
+        "slo_s",
+        "tenant",
+        "tier",
+        "tokens",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        arrival_s: float,
+        cost_s: float,
+        tokens: int,
+        deadline_s: float = math.inf,
+        tenant: str = "",
+    ) -> None:
+        if not 0 <= cost_s < math.inf or tokens < 0:
+            raise ValueError(f"request {request_id!r}: cost_s and tokens must not be negative")
+        self.id = request_id
+        self.tenant = tenant
+        self.arrival_s = arrival_s
+        self.deadline_s = deadline_s
+        self.slo_s = deadline_s - arrival_s
+        self.cost_s = cost_s
+        self.tokens = tokens
+        self.tier = 1
+        self.number = 0
+        self.key = 0.0  # among those with a chance
+        self.late_key: tuple[int, float] = (0, 0.0)  # in tier 2
+        self.live = False
+        self.weight = 1.0
+
+    def __repr__(self) -> str:
+        return f"<Waiting {self.id} tier={self.tier} cost_s={self.cost_s:.3f} deadline_s={self.deadline_s:.3f}>"
+
+
+class Share:
+    """Tier 2's part of what is handed out, in tokens, counted only while both tiers have somebody.
+
+    `debt` is what tier 2 is owed: rho x all - its own. It stays within one item (or one batch's rounding), so over any
+    window the share is rho up to that.
+    """
+
+    __slots__ = ("debt", "rho")
+
+    def __init__(self, rho: float) -> None:
+        assert 0 <= rho <= 1
+        self.rho = rho
+        self.debt = 0.0
+
+    def due(self, tokens: int) -> int:
+        """How many of a batch of so many tokens tier 2 is to get, where prompts may be cut."""
+        return max(0, min(tokens, math.floor(self.debt + self.rho * tokens)))
+
+    def turn(self, tokens: int) -> bool:
+        """Whether it is the turn of a request of tier 2 with so many tokens, where prompts are handed out whole."""
+        return self.rho > 0 and self.debt >= 0.5 * (1.0 - self.rho) * tokens
+
+    def count(self, first: int, second: int) -> None:
+        """So many tokens were handed out to each tier, both having somebody."""
+        self.debt += self.rho * (first + second) - second
+
+
+class TieredQueue:
+    """See the module. Call `retier` before choosing: once each step or dispatch; tiers rest in between."""
+
+    def __init__(
+        self,
+        order: str,
+        rho: float = -1.0,
+        alpha: float = 0.5,
+        age_s: float = AGE_S,
+        hysteresis: float = HYSTERESIS,
+        age_rate: float = 0.0,
+        chained: bool = True,
+    ) -> None:
+        """`rho` below 0 is the order's default. `alpha` from goodput (0) to fairness between sizes (1), for mh.
+        `hysteresis`: share of its SLO by which a budget must exceed 0 before promotion. `chained`: lrb's budget also
+        counts those before it in tier 1. Raises ValueError for an order that is not known or a value out of range."""
+        if order not in ORDERS:
+            raise ValueError(f"no order {order!r}; known: {', '.join(ORDERS)}")
+        if not (rho <= 1 and alpha >= 0 and age_s > 0 and hysteresis >= 0 and age_rate >= 0):
+            raise ValueError("rho, alpha, age_s, hysteresis, age_rate: out of range")
+        self.order = order
+        self.alpha = alpha
+        self.age_s = age_s
+        self.share = Share(rho if rho >= 0 else RHO.get(order, 0.0))
+        self._tiered = order in TIERED
+        self._hysteresis = hysteresis
+        self._age_rate = age_rate
+        self._chained = chained
+        self._stretch = 1.0
+        self._numbers = 0
+        self._by_id: dict[str, Waiting] = {}
+        self._arrivals: list[tuple[float, int, Waiting]] = []
+        self._live: list[tuple[float, int, Waiting]] = []  # with a deadline still ahead, whichever tier
+        self._first: list[tuple[float, int, Waiting]] = []
+        self._second: list[tuple[tuple[int, float], int, Waiting]] = []
+
+    def __repr__(self) -> str:
+        return f"<TieredQueue {self.order} tier1={len(self._first)} tier2={len(self._second)} debt={self.share.debt:.1f}>"
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Everybody, by arrival."""
+        return iter([waiting for _, _, waiting in self._arrivals])
+
+    def get(self, request_id: str) -> Waiting | None:
+        """Who has that id."""
+        return self._by_id.get(request_id)
+
+    @property
+    def tiers(self) -> tuple[int, int]:
+        """How many are in each."""
+        return len(self._first), len(self._second)
+
+    # ---- coming and going ----
+
+    def add(self, waiting: Waiting, now_s: float) -> None:
+        """Join; the tier holds until the next `retier`. An id must not wait twice."""
+        assert waiting.id not in self._by_id, f"request {waiting.id!r} waits already"
+        self._numbers += 1
+        waiting.number = self._numbers
+        self._by_id[waiting.id] = waiting
+        insort(self._arrivals, (waiting.arrival_s, waiting.number, waiting))
+        self._place(waiting, now_s)
+
+    def remove(self, request_id: str) -> Waiting | None:
+        """Leave (dispatched, client gone). None if it does not wait here."""
+        waiting = self._by_id.pop(request_id, None)
+        if waiting is None:
+            return None
+        del self._arrivals[bisect_left(self._arrivals, (waiting.arrival_s, waiting.number, waiting))]
+        self._unplace(waiting)
+        return waiting
+
+    def revise(self, request_id: str, cost_s: float, now_s: float) -> None:
+        """A new estimate of one who waits."""
+        waiting = self._by_id[request_id]
+        tier = waiting.tier
+        self._unplace(waiting)
+        waiting.cost_s = cost_s
+        self._place(waiting, now_s, tier)
+
+    # ---- choosing ----
+
+    def head(self, now_s: float) -> Waiting | None:
+        """Whose turn it is."""
+        if not self._arrivals:
+            return None
+        oldest = self._arrivals[0][2]
+        if now_s - oldest.arrival_s >= self.age_s:
+            return oldest
+        if self._second and (not self._first or self.share.turn(self._second[0][2].tokens)):
+            return self._second[0][2]
+        return self._first[0][2]
+
+    def pop(self, now_s: float) -> Waiting | None:
+        """Take whose turn it is, and count it in the share."""
+        chosen = self.head(now_s)
+        if chosen is None:
+            return None
+        if self._first and self._second and now_s - chosen.arrival_s < self.age_s:
+            self.share.count(chosen.tokens if chosen.tier == 1 else 0, chosen.tokens if chosen.tier == 2 else 0)
+        self.remove(chosen.id)
+        return chosen
+
+    def first(self, now_s: float) -> list[Waiting]:
+        """Tier 1 in its order; before all others those who have waited `age_s`, whichever their tier, by arrival."""
+        aged = self._aged(now_s)
+        rest = [waiting for _, _, waiting in self._first]
+        return aged + [waiting for waiting in rest if now_s - waiting.arrival_s < self.age_s] if aged else rest
+
+    def second(self, now_s: float) -> list[Waiting]:
+        """Tier 2 in its order, without those who have waited `age_s`."""
+        return [waiting for _, _, waiting in self._second if now_s - waiting.arrival_s < self.age_s]
+
+    def _aged(self, now_s: float) -> list[Waiting]:
+        aged: list[Waiting] = []
+        for arrival_s, _, waiting in self._arrivals:
+            if now_s - arrival_s < self.age_s:
+                break
+            aged.append(waiting)
+        return aged
+
+    # ---- tiers ----
+
+    def retier(self, now_s: float, ahead_s: float = 0.0, capacity: float = 1.0, stretch: float = 1.0) -> int:
+        """Decide anew who is in which tier; returns how many moved.
+
+        `ahead_s`: seconds until anybody can begin (the work in progress; a slot or KV blocks to be released).
+        `capacity`: seconds of service handed out per second (the replicas behind one queue). `stretch` multiplies every
+        `cost_s`: how much slower the engines are now than when the costs were reckoned.
+        """
+        assert min(capacity, stretch) > 0 <= ahead_s
+        if not self._tiered:
+            return 0
+        moved = self._forget_late(now_s)
+        if stretch != self._stretch:
+            self._stretch = stretch
+            if self.order == "lrb":
+                self._sort_live()
+        wanted = self._plan_mh(now_s + ahead_s, capacity) if self.order == "mh" else self._plan_lrb(now_s + ahead_s, capacity)
+        for (_, _, waiting), tier in zip(self._live, wanted, strict=True):
+            if waiting.tier != tier:
+                moved += 1
+                if tier == 1:
+                    self._promote(waiting)
+                else:
+                    self._demote(waiting)
+        if moved:
+            self._first = [item for item in self._live if item[2].tier == 1]
+        return moved
+
+    def _plan_lrb(self, start_s: float, capacity: float) -> list[int]:
+        """The tier of each in `_live`: 1 while its budget is above 0."""
+        stretch, chained, hysteresis = self._stretch, self._chained, self._hysteresis
+        wanted: list[int] = []
+        for _, _, waiting in self._live:
+            cost_s = waiting.cost_s * stretch
+            budget_s = waiting.deadline_s - start_s - cost_s
+            if budget_s > 0 and (waiting.tier == 1 or budget_s > hysteresis * waiting.slo_s):
+                wanted.append(1)
+                if chained:
+                    start_s += cost_s / capacity
+            else:
+                wanted.append(2)
+        return wanted
+
+    def _plan_mh(self, start_s: float, capacity: float) -> list[int]:
+        """Moore and Hodgson: by deadline, add up the costs; when a deadline is passed, take the largest out.
+
+        "Largest" is cost / tokens^alpha. The heap is made when the first has to go: with nobody late there is none.
+        """
+        stretch, hysteresis = self._stretch, self._hysteresis
+        wanted: list[int] = []
+        heap: list[tuple[float, int, float]] = []
+        heaped = False
+        begin_s = start_s
+        for place, (_, _, waiting) in enumerate(self._live):
+            cost_s = waiting.cost_s * stretch
+            limit_s = waiting.deadline_s if waiting.tier == 1 else waiting.deadline_s - hysteresis * waiting.slo_s
+            if start_s + cost_s > limit_s:  # not even alone
+                wanted.append(2)
+                continue
+            wanted.append(1)
+            item = (-cost_s * waiting.weight, place, cost_s)
+            if heaped:
+                heapq.heappush(heap, item)
+            else:
+                heap.append(item)
+            while begin_s + cost_s > limit_s and wanted[place] == 1:
+                if not heaped:
+                    heapq.heapify(heap)
+                    heaped = True
+                _, out, spared_s = heapq.heappop(heap)
+                wanted[out] = 2
+                if out != place:
+                    begin_s -= spared_s / capacity
+            if wanted[place] == 1:
+                begin_s += cost_s / capacity
+        return wanted
+
+    # ---- the lists behind it ----
+
+    def _place(self, waiting: Waiting, now_s: float, tier: int = 1) -> None:
+        """Into the lists; into tier 1 only if that is its tier and its own budget is above 0."""
+        if not self._tiered:
+            waiting.key = self._plain_key(waiting)
+            waiting.tier = 1
+            insort(self._first, (waiting.key, waiting.number, waiting))
+            return
+        no_slo = waiting.deadline_s == math.inf
+        by_cost = no_slo or self.order == "mh"
+        waiting.late_key = (
+            1 if no_slo and self.order == "lrb" else 0,
+            waiting.cost_s if by_cost else waiting.arrival_s,
+        )
+        waiting.weight = max(waiting.tokens, 1) ** -self.alpha
+        cost_s = waiting.cost_s * self._stretch
+        waiting.key = waiting.deadline_s if self.order == "mh" else waiting.deadline_s - cost_s
+        waiting.live = not no_slo and waiting.deadline_s > now_s
+        item = (waiting.key, waiting.number, waiting)
+        if waiting.live:
+            insort(self._live, item)
+        waiting.tier = tier if waiting.live and now_s + cost_s < waiting.deadline_s else 2
+        if waiting.tier == 1:
+            insort(self._first, item)
+        else:
+            self._demote(waiting)
+
+    def _plain_key(self, waiting: Waiting) -> float:
+        if self.order == "sjf":
+            return waiting.cost_s + self._age_rate * waiting.arrival_s
+        return waiting.deadline_s if self.order == "edf" else waiting.arrival_s
+
+    def _unplace(self, waiting: Waiting) -> None:
+        item = (waiting.key, waiting.number, waiting)
+        if waiting.live:
+            del self._live[bisect_left(self._live, item)]
+            waiting.live = False
+        if waiting.tier == 1:
+            del self._first[bisect_left(self._first, item)]
+        else:
+            self._promote(waiting)
+
+    def _demote(self, waiting: Waiting) -> None:
+        insort(self._second, (waiting.late_key, waiting.number, waiting))
+        waiting.tier = 2
+
+    def _promote(self, waiting: Waiting) -> None:
+        del self._second[bisect_left(self._second, (waiting.late_key, waiting.number, waiting))]
+        waiting.tier = 1
+
+    def _forget_late(self, now_s: float) -> int:
+        """Those whose deadline has passed have no chance any more: out of the planning, into tier 2."""
+        late = [waiting for _, _, waiting in self._live if waiting.deadline_s <= now_s]
+        if not late:
+            return 0
+        moved = 0
+        for waiting in late:
+            waiting.live = False
+            if waiting.tier == 1:
+                self._demote(waiting)
+                moved += 1
+        self._live = [item for item in self._live if item[2].live]
+        return moved
+
+    def _sort_live(self) -> None:
+        """Least remaining budget first, after the costs changed."""
+        for _, _, waiting in self._live:
+            waiting.key = waiting.deadline_s - waiting.cost_s * self._stretch
+        self._live = sorted([(waiting.key, number, waiting) for _, number, waiting in self._live])
+        self._first = [item for item in self._live if item[2].tier == 1]
