@@ -1,0 +1,161 @@
+"""Seconds that a model needs to change its place: GPU, asleep, memory, disk. Pure.
+
+    T = fixed + weight bytes / bandwidth + KV bytes / PCIe bandwidth,   of the transition and the host
+
+The study of many models on few GPUs found just that: the penalty depends on the weights and the hardware, not on how far
+a request has come, and KV is a small part of it. Profiles give a prior for each host; every real swap corrects, first the
+line that all models of a host share (so that two sizes foretell a third), then the model's own ratio to it. It must never
+do the swap or know how.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from predictor.belief import LinearBelief
+
+Place = Literal["gpu", "asleep1", "asleep2", "ram", "cache", "disk", "snapshot"]
+PLACES: tuple[Place, ...] = ("gpu", "asleep1", "asleep2", "ram", "cache", "disk", "snapshot")
+GB = 1e9
+Z90 = 1.2816
+NOISE = 0.15  # relative, of one swap
+FIXED_SD, SLOPE_SD = 0.6, 0.6  # relative, of the profiles' figures
+OWN_KEPT = 8
+OWN_PRIOR = 0.5  # how many observations of its own the shared line is worth to a model
+OUTLIER = 3.0  # a swap that took longer than so many times the expected (a stall) counts as that, unless the next does too
+CERTAIN = 3  # swaps before anything is an outlier
+
+
+@dataclass(frozen=True, slots=True)
+class HostProfile:
+    """Bandwidths and fixed times of one kind of host, for one device of it. `start_s` is an engine's start apart from
+    reading weights, `wake_s` that of one that stayed, `stop_s` letting go."""
+
+    name: str
+    memory_bytes: float
+    disk_bytes_per_s: float
+    cache_bytes_per_s: float
+    ram_bytes_per_s: float
+    pcie_bytes_per_s: float
+    start_s: float
+    stop_s: float
+    wake_s: float
+    snapshot_s: float
+
+    def __post_init__(self) -> None:
+        speeds = (self.disk_bytes_per_s, self.cache_bytes_per_s, self.ram_bytes_per_s, self.pcie_bytes_per_s)
+        if min(speeds) <= 0 or min(self.start_s, self.stop_s, self.wake_s, self.snapshot_s) < 0 or self.memory_bytes <= 0:
+            raise ValueError(f"{self.name}: bandwidths and memory must be above 0, times not negative")
+
+    def line(self, start: Place, end: Place) -> tuple[float, float]:
+        """Fixed seconds, and seconds per byte of weights. ValueError where no one goes that way."""
+        if end == "gpu":
+            return self._load(start)
+        if start == "gpu":
+            # only level-1 sleep carries the weights out; else the disk has them, and memory still does
+            return (self.wake_s, 1 / self.ram_bytes_per_s) if end == "asleep1" else (self.stop_s, 0.0)
+        if (start, end) in (("disk", "ram"), ("disk", "cache")):
+            return 0.0, 1 / self.disk_bytes_per_s
+        if start in ("asleep1", "asleep2", "ram", "cache"):
+            return self.stop_s, 0.0
+        raise ValueError(f"nothing goes from {start} to {end}")
+
+    def _load(self, start: Place) -> tuple[float, float]:
+        fixed = {"snapshot": self.snapshot_s, "asleep1": self.wake_s, "asleep2": self.wake_s}.get(start, self.start_s)
+        speed = {"ram": self.ram_bytes_per_s, "asleep1": self.ram_bytes_per_s, "cache": self.cache_bytes_per_s}
+        return fixed, 1 / speed.get(start, self.disk_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A predicted time and its 80 % interval; `seen` swaps of this model and this way stand behind it."""
+
+    mean_s: float
+    low_s: float
+    high_s: float
+    seen: int = 0
+
+    def plus(self, other: "Seconds") -> "Seconds":
+        """One after the other."""
+        low_s, high_s = self.low_s + other.low_s, self.high_s + other.high_s
+        return Seconds(self.mean_s + other.mean_s, low_s, high_s, min(self.seen, other.seen))
+
+
+class _Way:
+    """One transition on one host: the line that all models share, each model's own latest times, and the noise."""
+
+    def __init__(self, fixed_s: float, per_byte_s: float) -> None:
+        slope = per_byte_s * GB
+        sds = (max(fixed_s * FIXED_SD, 0.05), max(slope * SLOPE_SD, 0.002))
+        self._line = LinearBelief((fixed_s, slope), sds, keep=0.98)
+        self._own: dict[str, deque[tuple[float, float]]] = {}  # weight GB and seconds
+        self._noise2, self._weight = NOISE**2, 4.0
+        self._odd = False  # whether the last one was an outlier
+
+    def predict(self, model: str, weight_gb: float) -> tuple[float, float, int]:
+        """Seconds, relative standard deviation of one swap, and swaps of this model that were seen."""
+        line = self._line.predict((1.0, weight_gb))
+        base = max(line.mean, 1e-3)
+        own = self._own.get(model, ())
+        share = len(own) / (len(own) + OWN_PRIOR)
+        ratio = share * sum(math.log(took / self._at(gb)) for gb, took in own) / len(own) if own else 0.0
+        doubt = (1 - share) * line.sd / base
+        return base * math.exp(ratio), math.sqrt(doubt**2 + self._noise2 * (1 + share / max(len(own), 1))), len(own)
+
+    def observe(self, model: str, weight_gb: float, took_s: float) -> None:
+        expected_s, _, _ = self.predict(model, weight_gb)
+        odd = not expected_s / OUTLIER <= took_s <= expected_s * OUTLIER
+        held = took_s
+        if odd and not self._odd and self._line.seen >= CERTAIN:
+            held = min(max(took_s, expected_s / OUTLIER), expected_s * OUTLIER)
+        self._odd = odd
+        if model in self._own:
+            self._noise2 = (self._noise2 * self._weight + math.log(held / expected_s) ** 2) / (self._weight + 1)
+            self._weight = min(self._weight + 1, 32.0)
+        self._line.observe((1.0, weight_gb), held, NOISE * max(self._at(weight_gb), held))
+        self._own.setdefault(model, deque(maxlen=OWN_KEPT)).append((weight_gb, held))
+
+    def _at(self, weight_gb: float) -> float:
+        return max(self._line.predict((1.0, weight_gb)).mean, 1e-3)
+
+
+class SwapCosts:
+    """What swaps cost on these hosts, learned from those that were done."""
+
+    def __init__(self, hosts: Mapping[str, HostProfile]) -> None:
+        self._hosts = dict(hosts)
+        self._ways: dict[tuple[str, Place, Place], _Way] = {}
+        self._known: dict[tuple[str, float, str, Place, Place], tuple[float, float, int]] = {}
+
+    def predict(self, model: str, weight_bytes: float, host: str, start: Place, end: Place, kv_bytes: float = 0.0) -> Seconds:
+        """Seconds of bringing a model from one place to another, with KV that goes along. KeyError for an unknown host."""
+        key = (model, weight_bytes, host, start, end)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._way(host, start, end).predict(model, weight_bytes / GB)
+        mean_s, spread, seen = found
+        kv_s = kv_bytes / self._hosts[host].pcie_bytes_per_s
+        factor = math.exp(Z90 * spread)
+        return Seconds(mean_s + kv_s, mean_s / factor + kv_s, mean_s * factor + kv_s, seen)
+
+    def observe(
+        self, model: str, weight_bytes: float, host: str, start: Place, end: Place, took_s: float, kv_bytes: float = 0.0
+    ) -> None:
+        """That swap took so long."""
+        weights_s = took_s - kv_bytes / self._hosts[host].pcie_bytes_per_s
+        if weights_s > 0:
+            self._way(host, start, end).observe(model, weight_bytes / GB, weights_s)
+            self._known.clear()
+
+    def preempt(self, model: str, weight_bytes: float, host: str, place: Place, kv_bytes: float = 0.0) -> Seconds:
+        """Cost to preempt it now and resume it later: out to `place` and back, its KV both ways."""
+        out = self.predict(model, weight_bytes, host, "gpu", place, kv_bytes)
+        return out.plus(self.predict(model, weight_bytes, host, place, "gpu", kv_bytes))
+
+    def _way(self, host: str, start: Place, end: Place) -> _Way:
+        found = self._ways.get((host, start, end))
+        if found is None:
+            found = self._ways[host, start, end] = _Way(*self._hosts[host].line(start, end))
+        return found

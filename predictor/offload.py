@@ -1,0 +1,121 @@
+"""What a model does when only a part of its layers lies on the GPU. Pure.
+
+Seconds of one token add up over layers, so the decode rate at fraction f of the layers is harmonic, not linear:
+
+    T(f) = T1 / (f + (1 - f) r),   r = T1 / T0,   r(ctx) = (c0 + c1 ctx) / (g0 + g1 ctx)
+
+with T1 and T0 the rates all on the GPU and all on the CPU; in seconds per token f (g0 + g1 ctx) + (1 - f)(c0 + c1 ctx),
+linear in four coefficients, which is how it is refined. Two measurements, one at either end, fix it. Memory is reckoned
+here too, since a fraction is chosen to fit. It must never assume that half of the layers give half of the rate.
+"""
+
+from dataclasses import dataclass
+
+from predictor.belief import LinearBelief
+
+NOISE = 0.05  # relative, of one measured rate
+PRIOR_SD = 0.5  # relative, of a coefficient that was only guessed
+MEASURED_SD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadCurve:
+    """Seconds per generated token on either side, and what each token of context adds; seconds per prompt token."""
+
+    gpu_s: float
+    cpu_s: float
+    gpu_ctx_s: float = 0.0
+    cpu_ctx_s: float = 0.0
+    gpu_prompt_s: float = 0.0
+    cpu_prompt_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.gpu_s, self.cpu_s) <= 0 or min(self.gpu_ctx_s, self.cpu_ctx_s, self.gpu_prompt_s, self.cpu_prompt_s) < 0:
+            raise ValueError("seconds per token must be above 0, the others not negative")
+
+    def ratio(self, context_tokens: float = 0.0) -> float:
+        """r: how many times as fast the GPU is."""
+        return (self.cpu_s + self.cpu_ctx_s * context_tokens) / (self.gpu_s + self.gpu_ctx_s * context_tokens)
+
+    def token_s(self, fraction: float, context_tokens: float = 0.0) -> float:
+        """Seconds of one token of one sequence."""
+        gpu = self.gpu_s + self.gpu_ctx_s * context_tokens
+        return fraction * gpu + (1 - fraction) * (self.cpu_s + self.cpu_ctx_s * context_tokens)
+
+    def rate_per_s(self, fraction: float, context_tokens: float = 0.0) -> float:
+        """Tokens per second of one sequence."""
+        return 1 / self.token_s(fraction, context_tokens)
+
+    def ttft_s(self, fraction: float, prompt_tokens: int) -> float:
+        """Seconds from an empty engine to the first token."""
+        per_token = fraction * self.gpu_prompt_s + (1 - fraction) * self.cpu_prompt_s
+        return prompt_tokens * per_token + self.token_s(fraction, prompt_tokens)
+
+
+def from_ends(gpu_rate_per_s: float, cpu_rate_per_s: float) -> OffloadCurve:
+    """The curve through two measured rates, all on the GPU and all on the CPU (above 0)."""
+    return OffloadCurve(1 / gpu_rate_per_s, 1 / cpu_rate_per_s)
+
+
+class OffloadFit:
+    """A curve that follows what is measured. `measured` says that the first one came from both ends, not from a guess."""
+
+    def __init__(self, curve: OffloadCurve, measured: bool = False) -> None:
+        self._first = curve
+        sd = MEASURED_SD if measured else PRIOR_SD
+        per_ctx = max(curve.gpu_s, curve.cpu_s) * 1e-4  # a context of 10,000 tokens may double a token's time
+        means = (curve.gpu_s, curve.cpu_s, curve.gpu_ctx_s, curve.cpu_ctx_s)
+        sds = (curve.gpu_s * sd, curve.cpu_s * sd, max(curve.gpu_ctx_s, per_ctx) * sd, max(curve.cpu_ctx_s, per_ctx) * sd)
+        self._belief = LinearBelief(means, sds, keep=0.99)
+
+    def observe(self, fraction: float, rate_per_s: float, context_tokens: float = 0.0) -> None:
+        """A sequence decoded at so many tokens per second."""
+        if rate_per_s > 0:
+            self._belief.observe(_terms(fraction, context_tokens), 1 / rate_per_s, NOISE / rate_per_s)
+
+    def curve(self) -> OffloadCurve:
+        """As believed now; coefficients that came out negative are held at their least."""
+        gpu_s, cpu_s, gpu_ctx_s, cpu_ctx_s = self._belief.means
+        first = self._first
+        return OffloadCurve(
+            max(gpu_s, first.gpu_s * 0.05),
+            max(cpu_s, first.cpu_s * 0.05),
+            max(gpu_ctx_s, 0.0),
+            max(cpu_ctx_s, 0.0),
+            first.gpu_prompt_s,
+            first.cpu_prompt_s,
+        )
+
+    def uncertainty(self, fraction: float, context_tokens: float = 0.0) -> float:
+        """Relative standard deviation of the rate there."""
+        guessed = self._belief.predict(_terms(fraction, context_tokens))
+        return guessed.sd / max(guessed.mean, 1e-9)
+
+
+def _terms(fraction: float, context_tokens: float) -> tuple[float, float, float, float]:
+    rest = 1 - fraction
+    return (fraction, rest, fraction * context_tokens, rest * context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes of a device: weights, KV per token, and what its engine needs beside (activations, graphs)."""
+
+    weight_bytes: float
+    kv_bytes_per_token: float = 0.0
+    layers: int = 1
+    overhead_bytes: float = 0.0
+
+    def resident_bytes(self, fraction: float, kv_tokens: float) -> float:
+        """On the device, with that fraction of the layers there, their KV with them."""
+        return self.overhead_bytes + fraction * (self.weight_bytes + self.kv_bytes_per_token * kv_tokens)
+
+    def fits(self, free_bytes: float, fraction: float = 1.0, kv_tokens: float = 0.0) -> bool:
+        """Whether it does."""
+        return self.resident_bytes(fraction, kv_tokens) <= free_bytes
+
+    def largest_fraction(self, free_bytes: float, kv_tokens: float = 0.0) -> float:
+        """The largest part of the layers that fits, in whole layers: 0 where not even the overhead does."""
+        whole = self.weight_bytes + self.kv_bytes_per_token * kv_tokens
+        room = (free_bytes - self.overhead_bytes) / whole if whole else 1.0
+        return min(max(int(room * self.layers + 1e-9), 0), self.layers) / self.layers
