@@ -8,7 +8,6 @@ without structlog's chain, in the same shape: that takes two thirds more CPU per
 import os
 import threading
 import time
-from collections import deque
 from functools import lru_cache
 from typing import Any
 
@@ -19,47 +18,66 @@ from gateway.accounts import Account
 from gateway.config import Log
 
 FLUSH_S = 0.1
-WRITE_LINES = 256
+BUSY_FLUSH_S = 0.0125  # after a flush of more than one write: what waits stays small
+WRITE_BYTES = 65_536
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class LineWriter:
-    """The bounded queue and its writer thread. Satisfies what structlog wants of a logger."""
+    """The bounded queue and its writer thread. Satisfies what structlog wants of a logger.
+
+    Lines wait in one buffer: thousands of line objects alive at once would leave holes all over the heap, megabytes of
+    them after a burst. The loop only appends and the thread only takes from the front, each in one step under the GIL.
+    """
 
     def __init__(self, fd: int, queue_lines: int) -> None:
         self._fd = fd
-        self._lines: deque[bytes] = deque()
+        self._buffer = bytearray()
         self._size = queue_lines
+        self._queued = 0
+        self._taken = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-        self.dropped = 0
+        self._overfull = 0
+        self._unwritten = 0
         self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost to a full queue or a reader that is gone."""
+        return self._overfull + self._unwritten
 
     def msg(self, line: bytes) -> None:
         """Queue one line, with its end."""
-        if len(self._lines) >= self._size:
-            self.dropped += 1
+        if self._queued - self._taken >= self._size:
+            self._overfull += 1
         else:
-            self._lines.append(line)
+            self._queued += 1
+            self._buffer += line
 
     debug = info = warning = error = msg
 
     def _run(self) -> None:
-        while not self._stop.wait(FLUSH_S):
-            self._flush()
+        wait_s = FLUSH_S
+        while not self._stop.wait(wait_s):
+            wait_s = BUSY_FLUSH_S if self._flush() > WRITE_BYTES else FLUSH_S
         self._flush()
 
-    def _flush(self) -> None:
-        """Write what is there now, line by line as it is: joining it would hold megabytes a second under load."""
-        for _ in range(-(-len(self._lines) // WRITE_LINES)):
-            lines = [self._lines.popleft() for _ in range(min(WRITE_LINES, len(self._lines)))]
+    def _flush(self) -> int:
+        """Write what is there now; how many bytes that was."""
+        waiting = flushed = len(self._buffer)
+        while waiting > 0:
+            piece = self._buffer[: min(waiting, WRITE_BYTES)]
+            waiting -= len(piece)
+            rest = memoryview(piece)
             try:
-                written = os.writev(self._fd, lines)
-                rest = b"" if written == sum(map(len, lines)) else b"".join(lines)[written:]
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             except OSError:
-                self.dropped += len(lines)
+                self._unwritten += bytes(rest).count(b"\n")
+            del self._buffer[: len(piece)]
+            self._taken += piece.count(b"\n")
+        return flushed
 
     def close(self, wait_s: float = 1.0) -> None:
         """Write what is queued and end; a stalled reader is not waited for longer than `wait_s`."""
