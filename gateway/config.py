@@ -212,6 +212,28 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Tagger:
+    """Predicted lengths. `auto` starts the tagger's process when a prediction could first change a decision, `on` at once.
+    An answer of its models later than `deadline_ms` is not waited for; `queue` questions are under way at most. `skip`
+    leaves out requests whose length decides nothing; of these `learn_per_s` are looked at, to learn from. `models` is a
+    folder ("": those shipped). `log` is a file that gets the features and the length of each answer."""
+
+    mode: Literal["auto", "on", "off"] = "auto"
+    deadline_ms: float = 10.0
+    queue: int = 64
+    cache_entries: int = 1024
+    skip: bool = True
+    learn_per_s: float = 5.0
+    compare_share: float = 0.05
+    models: str = ""
+    log: str = ""
+    log_text: bool = False
+    log_bytes: int = 67_108_864
+    log_files: int = 4
+    log_rows: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """Structured lines on standard output; `access` is one line per request, without prompts or keys."""
 
@@ -247,6 +269,7 @@ class GatewayConfig:
     retry: Retry = Retry()
     health: Health = Health()
     pool: Pool = Pool()
+    tagger: Tagger = Tagger()
     log: Log = Log()
     admin: Admin = Admin()
     usage: Literal["ask", "off"] = "ask"

@@ -35,6 +35,7 @@ from gateway.config_sections import (
     QueueSection,
     RetrySection,
     SloSection,
+    TaggerSection,
     TimeoutsSection,
     secret,
 )
@@ -61,6 +62,7 @@ class GatewaySettings(BaseSettings):
     retry: RetrySection = RetrySection()
     health: HealthSection = HealthSection()
     pool: PoolSection = PoolSection()
+    tagger: TaggerSection = TaggerSection()
     log: LogSection = LogSection()
     admin: AdminSection = AdminSection()
     usage: Literal["ask", "off"] = "ask"
@@ -214,6 +216,7 @@ def build(settings: GatewaySettings) -> GatewayConfig:
         retry=records.Retry(**_plain(settings.retry)),
         health=records.Health(**_plain(settings.health)),
         pool=records.Pool(**_plain(settings.pool)),
+        tagger=records.Tagger(**_plain(settings.tagger)),
         log=records.Log(**_plain(settings.log)),
         admin=records.Admin(
             key=admin_key,

@@ -238,6 +238,19 @@ PoolSection = section(
     records.Pool, {"idle_connections": (0, 1 << 20), "idle_s": (0.0, 3600.0), "unproven_idle_s": (0.0, 3600.0)}
 )
 SloSection = section(records.Slo, {"records": (0, 1_000_000)})
+TaggerSection = section(
+    records.Tagger,
+    {
+        "deadline_ms": (0.1, 1000.0),
+        "queue": (1, 4096),
+        "cache_entries": (0, 1 << 20),
+        "learn_per_s": (0.0, 1000.0),
+        "compare_share": (0.0, 1.0),
+        "log_bytes": (65536, 1 << 40),
+        "log_files": (1, 1000),
+        "log_rows": (1, 1_000_000),
+    },
+)
 LogSection = section(records.Log, {"queue_lines": (1, 10_000_000)})
 
 

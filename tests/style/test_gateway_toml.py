@@ -42,6 +42,7 @@ SECTIONS = {
     "slo": records.Slo,
     "health": records.Health,
     "pool": records.Pool,
+    "tagger": records.Tagger,
     "log": records.Log,
     "admin": records.Admin,
 }
