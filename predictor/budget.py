@@ -1,7 +1,10 @@
 """The latency budget of one request: what its SLO leaves after the time it has waited and the time it still needs.
 
     B(t) = S - (t - arrival) - gamma L(t)        L = (L_load + L_full) / 2
-    L_x  = max(release wait, work ahead, restore) + prefill        x: beside the decodes of now, or of a full engine
+    L_x  = max(release wait, work ahead, restore) + prefill
+
+load: the steps of its own prompt beside the decodes of now; full: every slot decodes, every KV block is read, and every
+step is filled with others' prompts.
 
 The output predicted of those ahead enters as the steps until enough of them have ended to release a slot and KV blocks.
 gamma is set per class from observed errors so that P(actual <= gamma L) = 0.9 (a conformal quantile). After the first
@@ -136,32 +139,36 @@ class Releases:
 class Estimator:
     """L of requests on one engine. Build one for each state of it; asking costs a few multiplications."""
 
-    __slots__ = ("_chunk", "_costs", "_loads", "_releases")
+    __slots__ = ("_chunk", "_costs", "_full_step_s", "_load", "_load_step_s", "_releases")
 
     def __init__(self, costs: StepCosts, limits: EngineLimits, load: Load, releases: Releases) -> None:
+        full = full_load(limits)
         self._costs = costs
-        self._loads = (load, full_load(limits))
-        self._chunk = limits.max_num_batched_tokens
+        self._load = load
+        self._chunk = max(1, limits.max_num_batched_tokens - load.decodes)
         self._releases = releases
+        self._load_step_s = costs.step_s(load.decodes, load.kv_tokens)
+        self._full_step_s = costs.step_s(full.decodes, full.kv_tokens)
 
     def remaining_s(self, need: Need, ahead: Ahead) -> float:
         """L, not guarded: the mean of the estimates under the load of now and at full capacity."""
         steps = self._releases.steps(ahead.requests + 1, ahead.blocks + need.blocks)
-        return 0.5 * (self._under(self._loads[0], need, ahead, steps) + self._under(self._loads[1], need, ahead, steps))
+        at_load_s = max(steps * self._load_step_s, ahead.work_s, need.restore_s)
+        at_full_s = max(steps * self._full_step_s, ahead.work_s, need.restore_s)
+        return 0.5 * (at_load_s + at_full_s) + self.prefill_s(need)
 
     def prefill_s(self, need: Need) -> float:
-        """The last term of L alone: computing the prompt, as the mean of both loads."""
-        nothing = Ahead()
-        alone = Need(need.tokens, need.cached)
-        return 0.5 * (self._under(self._loads[0], alone, nothing, 0) + self._under(self._loads[1], alone, nothing, 0))
+        """The last term of L alone, from the first step of the prompt to the end of its last one; the mean of both loads."""
+        pairs = need.tokens * (need.cached + 0.5 * need.tokens)
+        steps = -(-need.tokens // self._chunk)
+        at_load_s = steps * self._load_step_s + self._costs.tokens_s(need.tokens, pairs)
+        at_full_s = steps * self._full_step_s + self._costs.tokens_s(steps * self._chunk, pairs)
+        return 0.5 * (at_load_s + at_full_s)
 
-    def _under(self, load: Load, need: Need, ahead: Ahead, steps: int) -> float:
-        costs, decodes, kv_tokens = self._costs, load.decodes, load.kv_tokens
-        chunk = max(1, self._chunk - decodes)
-        release_s = steps * costs.step_s(decodes, kv_tokens) if steps else 0.0
-        return max(release_s, ahead.work_s, need.restore_s) + costs.prefill_s(
-            need.tokens, need.cached, decodes, kv_tokens, chunk
-        )
+    def work_s(self, need: Need) -> float:
+        """What the prompt keeps from others: its tokens, and its part of the steps that it shares with them."""
+        pairs = need.tokens * (need.cached + 0.5 * need.tokens)
+        return need.tokens / self._chunk * self._load_step_s + self._costs.tokens_s(need.tokens, pairs)
 
 
 class Gamma:

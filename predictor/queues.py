@@ -2,12 +2,12 @@
 
 | order | tier 1 | tier 2 |
 |---|---|---|
-| fcfs, sjf, edf | all, by arrival, by cost (+ `age_rate` x arrival), by deadline | none |
+| fcfs, sjf, edf | all, by arrival, by work (+ `age_rate` x arrival), by deadline | none |
 | lrb (CASCADE) | budget above 0, the least first | the rest by arrival |
-| mh (Moore-Hodgson) | planned to meet its deadline, by deadline | the rest by cost |
+| mh (Moore-Hodgson) | planned to meet its deadline, by deadline | the rest by work |
 
-`cost_s` is the guarded L of a request: its own service, without the queue. Who has no SLO is in tier 2, by cost after the
-late ones: with no SLO known at all, lrb and mh are sjf. Tier 2 gets the share `rho` of what is handed out (`Share`).
+`cost_s` is the guarded L of a request without the queue, `work_s` the service that it keeps from others (less where steps
+are shared). Who has no SLO is in tier 2, by work after the late ones: with no SLO known at all, lrb and mh are sjf. Tier 2 gets the share `rho` of what is handed out (`Share`).
 After `age_s` of waiting no later arrival overtakes. Nothing is ever dropped. A broken assertion is a mistake of the caller.
 """
 
@@ -26,7 +26,8 @@ HYSTERESIS: Final = 0.05
 
 class Waiting:
     """One who waits. `deadline_s` is the instant by which its service must have ended (infinite: no SLO), `slo_s` the
-    length of that SLO, `cost_s` the guarded seconds it needs, `tokens` what it counts for in shares and in `alpha`.
+    length of that SLO, `cost_s` the guarded seconds it needs, `work_s` those it takes from others (default: the same),
+    `tokens` what it counts for in shares and in `alpha`.
 
     The queue that holds it sets `tier`, and the fields without explanation, which are its own. Raises ValueError for a
     cost or a number of tokens that is negative.
@@ -46,6 +47,7 @@ class Waiting:
         "tier",
         "tokens",
         "weight",
+        "work_s",
     )
 
     def __init__(
@@ -56,6 +58,7 @@ class Waiting:
         tokens: int,
         deadline_s: float = math.inf,
         tenant: str = "",
+        work_s: float = -1.0,
     ) -> None:
         if not 0 <= cost_s < math.inf or tokens < 0:
             raise ValueError(f"request {request_id!r}: cost_s and tokens must not be negative")
@@ -65,6 +68,7 @@ class Waiting:
         self.deadline_s = deadline_s
         self.slo_s = deadline_s - arrival_s
         self.cost_s = cost_s
+        self.work_s = work_s if work_s >= 0 else cost_s
         self.tokens = tokens
         self.tier = 1
         self.number = 0
@@ -182,12 +186,13 @@ class TieredQueue:
         self._unplace(waiting)
         return waiting
 
-    def revise(self, request_id: str, cost_s: float, now_s: float) -> None:
+    def revise(self, request_id: str, cost_s: float, now_s: float, work_s: float = -1.0) -> None:
         """A new estimate of one who waits."""
         waiting = self._by_id[request_id]
         tier = waiting.tier
         self._unplace(waiting)
         waiting.cost_s = cost_s
+        waiting.work_s = work_s if work_s >= 0 else cost_s
         self._place(waiting, now_s, tier)
 
     # ---- choosing ----
@@ -237,8 +242,8 @@ class TieredQueue:
         """Decide anew who is in which tier; returns how many moved.
 
         `ahead_s`: seconds until anybody can begin (the work in progress; a slot or KV blocks to be released).
-        `capacity`: seconds of service handed out per second (the replicas behind one queue). `stretch` multiplies every
-        `cost_s`: how much slower the engines are now than when the costs were reckoned.
+        `capacity`: seconds of service handed out per second (the replicas behind one queue). `stretch` multiplies all
+        costs and work: how much slower the engines are now than when the costs were reckoned.
         """
         assert min(capacity, stretch) > 0 <= ahead_s
         if not self._tiered:
@@ -270,15 +275,15 @@ class TieredQueue:
             if budget_s > 0 and (waiting.tier == 1 or budget_s > hysteresis * waiting.slo_s):
                 wanted.append(1)
                 if chained:
-                    start_s += cost_s / capacity
+                    start_s += waiting.work_s * stretch / capacity
             else:
                 wanted.append(2)
         return wanted
 
     def _plan_mh(self, start_s: float, capacity: float) -> list[int]:
-        """Moore and Hodgson: by deadline, add up the costs; when a deadline is passed, take the largest out.
+        """Moore and Hodgson: by deadline, add up the work; when a deadline is passed, take the largest out.
 
-        "Largest" is cost / tokens^alpha. The heap is made when the first has to go: with nobody late there is none.
+        "Largest" is work / tokens^alpha. The heap is made when the first has to go: with nobody late there is none.
         """
         stretch, hysteresis = self._stretch, self._hysteresis
         wanted: list[int] = []
@@ -292,7 +297,8 @@ class TieredQueue:
                 wanted.append(2)
                 continue
             wanted.append(1)
-            item = (-cost_s * waiting.weight, place, cost_s)
+            work_s = waiting.work_s * stretch
+            item = (-work_s * waiting.weight, place, work_s)
             if heaped:
                 heapq.heappush(heap, item)
             else:
@@ -306,7 +312,7 @@ class TieredQueue:
                 if out != place:
                     begin_s -= spared_s / capacity
             if wanted[place] == 1:
-                begin_s += cost_s / capacity
+                begin_s += work_s / capacity
         return wanted
 
     # ---- the lists behind it ----
@@ -319,10 +325,10 @@ class TieredQueue:
             insort(self._first, (waiting.key, waiting.number, waiting))
             return
         no_slo = waiting.deadline_s == math.inf
-        by_cost = no_slo or self.order == "mh"
+        by_work = no_slo or self.order == "mh"
         waiting.late_key = (
             1 if no_slo and self.order == "lrb" else 0,
-            waiting.cost_s if by_cost else waiting.arrival_s,
+            waiting.work_s if by_work else waiting.arrival_s,
         )
         waiting.weight = max(waiting.tokens, 1) ** -self.alpha
         cost_s = waiting.cost_s * self._stretch
@@ -339,7 +345,7 @@ class TieredQueue:
 
     def _plain_key(self, waiting: Waiting) -> float:
         if self.order == "sjf":
-            return waiting.cost_s + self._age_rate * waiting.arrival_s
+            return waiting.work_s + self._age_rate * waiting.arrival_s
         return waiting.deadline_s if self.order == "edf" else waiting.arrival_s
 
     def _unplace(self, waiting: Waiting) -> None:
