@@ -38,8 +38,9 @@ class Listen:
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """One engine server, as declared in TOML or added by REST. `profile` and what follows is what is known of the engine
-    beforehand (0: what it reports, else what the profile says); `sidecar` predicts for it. `scheduling` is how it orders
-    its queue ("auto": as it says of itself), `restore_tokens_per_s` how fast it loads KV from its deep tiers (0: unknown).
+    beforehand (0: what it reports, else what the profile says); `sidecar` predicts for it; `kv_events` is where it says
+    what its KV cache holds, `kv_replay` where it says that again. `scheduling` is how it orders its queue ("auto": as it
+    says of itself), `restore_tokens_per_s` how fast it loads KV from its deep tiers (0: unknown).
     """
 
     name: str
@@ -58,6 +59,8 @@ class BackendSpec:
     max_num_batched_tokens: int = 0
     sidecar: str = ""
     sidecar_token: str = field(default="", repr=False)
+    kv_events: str = ""
+    kv_replay: str = ""
     scheduling: Scheduling = "auto"
     restore_tokens_per_s: float = 0.0
 
@@ -67,9 +70,10 @@ class ModelSpec:
     """How requests for one model are placed; `*` is the rule for every model without its own.
 
     `binding` and `order`, `work_weight` (lambda), `mu`, `margin` (of the KV), `age_rate` (tokens per second) and
-    `ahead_tokens` are the plan's; `d`, `objective`, `ttft_target_s` and `temperature` those of the policies that have
-    them. Sidecars are waited for `probe_s`. A prediction older than `stale_s` or off by more than `error_limit` times is
-    not used.
+    `ahead_tokens` are the plan's; `rho` (share of tier 2; below 0: the order's own), `alpha` (0 goodput to 1 fairness
+    between sizes) and `age_s` are those of the orders with tiers; `d`, `objective`, `ttft_target_s` and `temperature`
+    those of the policies that have them. Sidecars are waited for `probe_s`. A prediction older than `stale_s` or off by
+    more than `error_limit` times is not used.
     """
 
     name: str
@@ -77,12 +81,15 @@ class ModelSpec:
     d: int = 2
     aliases: tuple[str, ...] = ()
     binding: Literal["late", "early"] = "late"
-    order: Literal["sjf", "fcfs"] = "sjf"
+    order: OrderName = "mh"
     objective: Literal["e2e", "ttft"] = "e2e"
     work_weight: float = 3.0
     mu: float = 0.0
     margin: float = 0.05
     age_rate: float = 120.0
+    rho: float = -1.0
+    alpha: float = 0.5
+    age_s: float = 120.0
     ahead_tokens: int = 512
     ttft_target_s: float = 2.0
     temperature: float = 0.0

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, create_model
 
+from backends.kv_events import check_endpoint
 from gateway import config as records
 from gateway.addresses import check_url, sendable_key
 from gateway.config import (
@@ -21,6 +22,7 @@ from gateway.config import (
     KeyLimits,
     KeySpec,
     ModelSpec,
+    OrderName,
     PolicyName,
     Scheduling,
     split_address,
@@ -46,6 +48,7 @@ def _network(text: str) -> str:
 Address = Annotated[str, AfterValidator(_address)]
 Url = Annotated[str, AfterValidator(_url)]
 OptionalUrl = Annotated[str, AfterValidator(lambda text: _url(text) if text else "")]
+Endpoint = Annotated[str, AfterValidator(lambda text: check_endpoint(text) if text else "")]
 Network = Annotated[str, AfterValidator(_network)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -79,6 +82,8 @@ class BackendSection(Section):
     sidecar: OptionalUrl = ""
     sidecar_token: SecretStr = SecretStr("")
     sidecar_token_file: str = ""
+    kv_events: Endpoint = ""
+    kv_replay: Endpoint = ""
     scheduling: Scheduling = "auto"
     restore_tokens_per_s: float = Field(0.0, ge=0, le=1e9)
 
@@ -103,6 +108,8 @@ class BackendSection(Section):
             sidecar_token=header_secret(
                 secret(self.sidecar_token, self.sidecar_token_file, "sidecar_token_file"), "sidecar_token"
             ),
+            kv_events=self.kv_events,
+            kv_replay=self.kv_replay,
             scheduling=self.scheduling,
             restore_tokens_per_s=self.restore_tokens_per_s,
         )
@@ -119,11 +126,14 @@ class ModelSection(Section):
     d: int = Field(_RULE.d, ge=1, le=1024)
     objective: Literal["e2e", "ttft"] = _RULE.objective
     binding: Literal["late", "early"] = _RULE.binding
-    order: Literal["sjf", "fcfs"] = _RULE.order
+    order: OrderName = _RULE.order
     work_weight: float = Field(_RULE.work_weight, ge=0, le=1000, alias="lambda")
     mu: float = Field(_RULE.mu, ge=0, le=1000)
     margin: float = Field(_RULE.margin, ge=-1, le=0.9)
     age_rate: float = Field(_RULE.age_rate, ge=0, le=1e9)
+    rho: float = Field(_RULE.rho, ge=-1, le=1)
+    alpha: float = Field(_RULE.alpha, ge=0, le=4)
+    age_s: float = Field(_RULE.age_s, gt=0, le=86400)
     ahead_tokens: int = Field(_RULE.ahead_tokens, ge=0, le=1 << 31)
     ttft_target_s: float = Field(_RULE.ttft_target_s, gt=0, le=86400)
     temperature: float = Field(_RULE.temperature, ge=0, le=1000)

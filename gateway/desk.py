@@ -6,20 +6,21 @@ replica before anything else is decided; whoever waits leaves with the first eve
 `due_s`. The owner carries out actions at once and in their order.
 """
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, nan
 from random import Random
 
 from gateway.config import ModelSpec
 from gateway.foresight import Foresight, OwnDispatches
 from gateway.jobs import Action, Dispatch, Job, Probe
+from gateway.line import Line
 from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk, wrong
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
 from gateway.views import View
+from predictor.budget import Gamma
 from predictor.mirror import Mirror
 from predictor.profile import EngineLimits, StepProfile
 from predictor.seats import Progress, Sight
@@ -50,8 +51,9 @@ class EngineView:
         return View(name, self.weight, self.max_in_flight, mirror, self.sidecar)
 
 
-def _place(ticket: Ticket) -> float:
-    return ticket.key
+def _told(action: Action, tier: int, second_s: float) -> Action:
+    """The same, with where in the line it comes from."""
+    return replace(action, tier=tier, second_s=second_s) if isinstance(action, Dispatch) else action
 
 
 class Desk:
@@ -68,6 +70,7 @@ class Desk:
         self._late = self._plans and rule.binding == "late"
         self._counting: Policy | None = COUNTING[rule.policy](rule, rng) if rule.policy in COUNTING else None
         self._probing: Probing | None = PROBING[rule.policy](rule, rng) if rule.policy in PROBING else None
+        self._predicts = rule.policy in PREDICTING
         self._own = OwnDispatches() if own_dispatches else None
         self._foresight = Foresight()
         self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
@@ -75,7 +78,9 @@ class Desk:
         self._lanes: list[Lane] = []
         self._blind = False  # some view has no mirror: nothing can be planned
         self._tickets: dict[str, Ticket] = {}
-        self._line: list[Ticket] = []
+        self._line = Line(rule)
+        self.gamma = Gamma()
+        self._promised: dict[str, tuple[float, float]] = {}  # of those with a deadline: sent at, predicted to take
         self._asked: dict[str, list[View]] = {}
 
     def __repr__(self) -> str:
@@ -128,12 +133,12 @@ class Desk:
         if self._late:
             if job.prefix:
                 ticket.best_hit = max((ticket.hit_tokens(lane.name, lane.mirror) for lane in self._lanes), default=0)
-            self._join(ticket)
+            self._join(ticket, now_s)
             return self._go_on(now_s, ticket)
         action = self._try(ticket, now_s)
         if action is not None:
             return [action]
-        self._join(ticket)
+        self._join(ticket, now_s)
         self.held_total += 1
         return []
 
@@ -148,7 +153,7 @@ class Desk:
             return [self._choose(ticket, views, replies, now_s)]
         action = self._try(ticket, now_s)
         if action is None:
-            self._join(ticket)
+            self._join(ticket, now_s)
             return []
         return [action]
 
@@ -163,11 +168,16 @@ class Desk:
         ticket = self._tickets.get(job_id)
         if ticket is not None and ticket.view is not None and ticket.view.mirror is not None:
             ticket.view.mirror.first_token(job_id, now_s)
+            if job_id in self._promised:
+                sent_s, predicted_s = self._promised.pop(job_id)
+                self.gamma.saw(ticket.job.class_name, predicted_s, now_s - sent_s)
         return self._go_on(now_s) if self._line else []
 
     def finished(self, job_id: str, output_tokens: int, now_s: float) -> list[Action]:
         """The job's answer is complete."""
         ticket = self._tickets.pop(job_id, None)
+        if self._promised:
+            self._promised.pop(job_id, None)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
@@ -178,12 +188,14 @@ class Desk:
         """The job is gone: cancelled while it waited, or failed or cancelled where it was. It may arrive again."""
         ticket = self._tickets.pop(job_id, None)
         self._asked.pop(job_id, None)
+        if self._promised:
+            self._promised.pop(job_id, None)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
                 ticket.view.mirror.lost(job_id)
         elif ticket is not None and ticket in self._line:
-            self._line.remove(ticket)
+            self._line.remove(ticket, now_s, sent=False)
         return self._go_on(now_s) if self._line else []
 
     def tick(self, now_s: float) -> list[Action]:
@@ -198,14 +210,25 @@ class Desk:
         views = self._open_views(ticket, now_s)
         if not views:
             return []
-        self._line.remove(ticket)
-        return [self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)]
+        tier, second_s = self._line.remove(ticket, now_s, sent=True)
+        sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
+        return [_told(sent, tier, second_s)]
 
     # -- the line
 
-    def _join(self, ticket: Ticket) -> None:
-        ticket.key = order_key(ticket, self.rule) if self._late else ticket.job.arrival_s
-        insort(self._line, ticket, key=_place)
+    def _join(self, ticket: Ticket, now_s: float) -> None:
+        job, line = ticket.job, self._line
+        ticket.key = order_key(ticket, self.rule) if self._late else job.arrival_s
+        if job.deadline_s < NEVER:
+            line.knows_slo = True
+        line.join(ticket, now_s, self.service_s(ticket) if line.knows_slo else 0.0)
+
+    def service_s(self, ticket: Ticket) -> float:
+        """Guarded seconds that a prompt takes alone, where it takes least."""
+        tokens = ticket.job.prompt_tokens
+        mirrors = [view.mirror for view in self._views if view.mirror is not None]
+        alone_s = min([mirror.work_s(tokens, min(ticket.best_hit, tokens - 1)) for mirror in mirrors], default=0.0)
+        return self.gamma.of(ticket.job.class_name) * alone_s
 
     def _go_on(self, now_s: float, fresh: Ticket | None = None) -> list[Action]:
         """Dispatch whoever can go."""
@@ -216,9 +239,10 @@ class Desk:
         cause = self._reset_lanes(now_s)
         if not cause:
             try:
-                for ticket, lane, hit_tokens, ttft_s in walk(self._line, self._lanes, self.rule, now_s):
-                    self._line.remove(ticket)
-                    actions.append(self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s))
+                for ticket, lane, hit_tokens, ttft_s in walk(self._in_order(now_s), self._lanes, self.rule, now_s):
+                    tier, second_s = self._line.remove(ticket, now_s, sent=True)
+                    sent = self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
+                    actions.append(_told(sent, tier, second_s) if second_s or tier != 1 else sent)
             except UntrustedError as error:
                 cause = str(error)
         if cause:
@@ -229,6 +253,13 @@ class Desk:
         if fresh is not None and fresh.view is None:
             self.held_total += 1
         return actions
+
+    def _in_order(self, now_s: float) -> Sequence[Ticket]:
+        line = self._line
+        if line.plain:
+            return line.tickets
+        heads = [lane.head_s for lane in self._lanes if lane.usable]
+        return line.in_order(now_s, min(heads, default=0.0), len(heads) or len(self._views))
 
     def _reset_lanes(self, now_s: float) -> str:
         """Bring the lanes up to date. Gives why they cannot be planned with, or ""."""
@@ -248,32 +279,32 @@ class Desk:
     def _reorder(self) -> None:
         """Hits change while jobs wait, and their places with them."""
         changed = False
-        for ticket in self._line[:WALK]:
+        for ticket in self._line.tickets[:WALK]:
             if ticket.job.prefix:
                 key = order_key(ticket, self.rule)
                 changed = changed or key != ticket.key
                 ticket.key = key
         if changed:
-            self._line.sort(key=_place)
+            self._line.resort()
 
     def _fall_back(self, cause: str, now_s: float) -> list[Action]:
         """Nothing is held back by a prediction that cannot be used."""
         actions: list[Action] = []
-        for ticket in list(self._line):
+        for ticket in list(self._in_order(now_s)):
             views = self._open_views(ticket, now_s)
             if views:
-                self._line.remove(ticket)
-                actions.append(self._send_by_ladder(ticket, views, cause, now_s))
+                tier, second_s = self._line.remove(ticket, now_s, sent=True)
+                actions.append(_told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
         return actions
 
     def _release(self, now_s: float) -> list[Action]:
-        """First come, first served, as long as somebody is open."""
+        """As long as somebody is open: first come, first served, but for those with a deadline."""
         actions: list[Action] = []
-        for ticket in self._line[:WALK]:
+        for ticket in self._in_order(now_s)[:WALK]:
             action = self._try(ticket, now_s)
             if action is not None:
-                self._line.remove(ticket)
-                actions.append(action)
+                tier, second_s = self._line.remove(ticket, now_s, sent=True)
+                actions.append(_told(action, tier, second_s))
         return actions
 
     # -- one job
@@ -324,8 +355,8 @@ class Desk:
         cause = ""
         for view in views:
             late = view.sidecar and view.name not in remote
-            reply = remote.get(view.name) if view.sidecar else self._foresight.reply(job, view, now_s)
-            wrong = "late" if late else judge(reply, rule, rule.policy in PREDICTING)
+            reply = remote.get(view.name) if view.sidecar else self._own_reply(job, view, now_s)
+            wrong = "late" if late else judge(reply, rule, self._predicts)
             if wrong or reply is None:
                 cause = cause or wrong
             else:
@@ -336,8 +367,12 @@ class Desk:
             sizes = {view.name: view.mirror.limits.block_size for view in views if view.mirror is not None}
             replies = self._own.corrected(replies, sizes, now_s)
         chosen = self._probing.choose(job, views, now_s, replies)
-        estimate_s = replies[chosen.name].estimate.ttft_s
+        estimate_s = replies[chosen.name].estimate.ttft_s if self._predicts else NEVER
         return self._send(ticket, chosen, -1, rule.policy, estimate_s, now_s)
+
+    def _own_reply(self, job: Job, view: View, now_s: float) -> ProbeReply | None:
+        """What a sidecar would say, from the mirror."""
+        return self._foresight.reply(job, view, now_s) if self._predicts else self._foresight.counts(view, now_s)
 
     def _send_by_ladder(self, ticket: Ticket, views: Sequence[View], cause: str, now_s: float) -> Dispatch:
         return self._send(ticket, self.ladder.choose(views, cause), -1, f"fallback: {cause}", NEVER, now_s)
@@ -356,5 +391,7 @@ class Desk:
             reckoned_s = mirror.dispatched(job, hit_tokens, now_s)
             if ttft_s == NEVER:
                 ttft_s = reckoned_s
+            if job.deadline_s < NEVER:
+                self._promised[job.id] = (now_s, ttft_s)
         ticket.hits.clear()
         return Dispatch(job, view.name, max(0, hit_tokens), reason, nan if ttft_s == NEVER else ttft_s)

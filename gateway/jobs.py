@@ -15,6 +15,7 @@ PREFIX_BLOCK_TOKENS = 512
 class Job:
     """One request to place. `prefix` hashes its full prompt blocks of `block_tokens` in order, each hash standing for
     all text up to its block's end; empty where prefixes are not followed. `arrival_s` is of the desk's clock.
+    `deadline_s` is the instant by which its first token is promised; of what waits, tenants share by `tenant_weight`.
     `id` is the desk's own; `request_id` the one under which the engine gets it, for sidecars ("": the same)."""
 
     id: str
@@ -26,18 +27,24 @@ class Job:
     session: str = ""
     block_tokens: int = PREFIX_BLOCK_TOKENS
     request_id: str = ""
+    deadline_s: float = float("inf")
+    class_name: str = ""
+    tenant: str = ""
+    tenant_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send the job there now. `hit_tokens` of its prompt are expected in that engine's cache; `reason` is for people:
-    the policy's name, or the cause of a fallback."""
+    the policy's name, or the cause of a fallback. `tier` is where it stood, `second_s` how long it was in tier 2."""
 
     job: Job
     name: str
     hit_tokens: int
     reason: str
     estimate_s: float = float("nan")  # the predicted time to first token, where one was made
+    tier: int = 1
+    second_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ WALK = 48
 ALIKE = 1.5  # engines whose paces differ by less are taken for the same hardware
 PROMPT_WEIGHT = 0.3
 SCORE_MAX_S = 1e7
+FAR_S = 1e9
 NEVER = float("inf")
 
 
@@ -60,6 +61,8 @@ def order_key(ticket: Ticket, rule: ModelSpec) -> float:
     job = ticket.job
     if rule.order == "fcfs":
         return job.arrival_s
+    if rule.order == "edf":
+        return min(job.deadline_s, FAR_S + job.arrival_s)  # who was promised nothing after all who were, by arrival
     return job.lengths.q50 + PROMPT_WEIGHT * (job.prompt_tokens - ticket.best_hit) + rule.age_rate * job.arrival_s
 
 

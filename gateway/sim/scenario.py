@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.config import ModelSpec, PolicyName
+from gateway.config import ModelSpec, OrderName, PolicyName
 from gateway.sim.tables import TableError, record
 from gateway.sim.workload import WorkloadSpec
 from predictor.catalog import ProfileError, engine_profile
@@ -138,7 +138,7 @@ class PolicySpec:
     policy: PolicyName
     d: int = _RULE.d
     binding: Literal["late", "early"] = _RULE.binding
-    order: Literal["sjf", "fcfs"] = _RULE.order
+    order: OrderName = "sjf"
     objective: Literal["e2e", "ttft"] = _RULE.objective
     work_weight: float = _RULE.work_weight
     mu: float = _RULE.mu

@@ -1,0 +1,280 @@
+"""The line of a desk: who waits, in which order, in which tier, and whose tenant has had its share. Pure.
+
+Without deadlines it is a list sorted by the rule's key (`plan.order_key`), and nothing else is reckoned. With them, `lrb`
+and `mh` put those who can still be in time into tier 1 (predictor.queues decides, by their deadlines and costs); all others
+are tier 2, in the rule's key order, and get the share `rho` of the prompt tokens sent while both have somebody. After
+`age_s` no later arrival overtakes.
+
+Within a tier tenants share by virtual token counters: each is charged the prompt and twice the expected output tokens of
+what was sent for it, over its weight; who is more than FAIR_LEAD_TOKENS ahead of the least one lets others pass. One who
+comes back to the line starts at the least counter there, so nobody saves up. Source: Sheng et al., virtual token counter.
+"""
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from math import pow as power
+
+from gateway.config import ModelSpec
+from gateway.plan import WALK, Ticket
+from predictor.queues import TIERED, Share, TieredQueue, Waiting
+
+NEVER = float("inf")
+RETIER_S = 0.005
+FAIR_LEAD_TOKENS = 8192.0
+OUTPUT_WEIGHT = 2.0
+TENANTS_MAX = 4096
+CAPACITY_HALF_S = 5.0
+CAPACITY_LEAST = 0.05  # of the replicas: below this it is not their pace that holds the line
+
+
+def place(ticket: Ticket) -> float:
+    """By what the list is sorted."""
+    return ticket.key
+
+
+class Held:
+    """One with a deadline, while it waits."""
+
+    __slots__ = ("joined_s", "second_s", "seen_s", "tier", "waiting")
+
+    def __init__(self, waiting: Waiting, now_s: float) -> None:
+        self.waiting = waiting
+        self.joined_s = self.seen_s = now_s
+        self.tier = 1
+        self.second_s = 0.0  # in tier 2, up to `seen_s`
+
+    def look(self, now_s: float) -> None:
+        """Count the time since the last look into the tier of then."""
+        if self.tier == 2:
+            self.second_s += now_s - self.seen_s
+        self.seen_s = now_s
+        self.tier = self.waiting.tier
+
+
+class Capacity:
+    """Seconds of service that leave a line that somebody waits in, per second: learned, between a share of the replicas
+    and all of them. What holds the line may be room for KV, which no prompt's seconds tell of."""
+
+    __slots__ = ("_since_s", "_time_s", "_work_s")
+
+    def __init__(self) -> None:
+        self._work_s = self._time_s = 0.0
+        self._since_s = NEVER
+
+    def waits(self, now_s: float) -> None:
+        """Somebody waits from now on."""
+        self._since_s = min(self._since_s, now_s)
+
+    def left(self, cost_s: float, waited: bool, empty: bool, now_s: float) -> None:
+        """One who costs so much left the line."""
+        if self._since_s < now_s:
+            passed_s = now_s - self._since_s
+            fade = power(0.5, passed_s / CAPACITY_HALF_S)
+            self._work_s, self._time_s = self._work_s * fade, self._time_s * fade + passed_s
+        if waited:
+            self._work_s += cost_s
+        self._since_s = NEVER if empty else now_s
+
+    def of(self, replicas: int) -> float:
+        """The rate, beside so many replicas; all of them while little is known."""
+        most = max(1, replicas)
+        prior_s = max(0.0, CAPACITY_HALF_S - self._time_s)
+        rate = (self._work_s + most * prior_s) / max(self._time_s + prior_s, 1e-9)
+        return min(float(most), max(CAPACITY_LEAST * most, rate))
+
+
+class Line:
+    """See the module's words."""
+
+    def __init__(self, rule: ModelSpec) -> None:
+        self.share: Share | None = None
+        self._list: list[Ticket] = []
+        self._held: dict[str, Held] = {}
+        self._queue: TieredQueue | None = None
+        if rule.order in TIERED:
+            self._queue = TieredQueue(rule.order, rule.rho, rule.alpha, rule.age_s)
+            self.share = self._queue.share
+        self._age_s = rule.age_s
+        self._capacity = Capacity()
+        self._tiered_s = -NEVER
+        self._costs: dict[str, float] = {}
+        self._tenants: dict[str, int] = {}
+        self._spent: dict[str, float] = {}
+        self.knows_slo = False  # whether anybody ever came with a deadline: only then are costs of use
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._list)
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._list
+
+    @property
+    def plain(self) -> bool:
+        """Whether the order of keys is all there is to it."""
+        return not self._held and len(self._tenants) < 2
+
+    @property
+    def tickets(self) -> Sequence[Ticket]:
+        """Everybody in the order of keys."""
+        return self._list
+
+    @property
+    def tiers(self) -> tuple[int, int]:
+        """How many are in tier 1 and in tier 2; without deadlines all count as tier 1."""
+        if not self._held:
+            return len(self._list), 0
+        first = sum(held.waiting.tier == 1 for held in self._held.values())
+        return first, len(self._list) - first
+
+    # -- coming and going
+
+    def join(self, ticket: Ticket, now_s: float, cost_s: float) -> None:
+        """`cost_s`: its guarded seconds of service; of use only once deadlines are known."""
+        insort(self._list, ticket, key=place)
+        job = ticket.job
+        if self.knows_slo:
+            self._costs[job.id] = cost_s
+            self._capacity.waits(now_s)
+            if self._queue is not None and job.deadline_s < NEVER:
+                waiting = Waiting(job.id, job.arrival_s, cost_s, job.prompt_tokens, job.deadline_s, job.tenant)
+                self._queue.add(waiting, now_s)
+                self._held[job.id] = Held(waiting, now_s)
+        if job.tenant:
+            self._tenant_comes(job.tenant)
+
+    def remove(self, ticket: Ticket, now_s: float, *, sent: bool) -> tuple[int, float]:
+        """Leave, to a replica or for good. Gives the tier and the seconds spent in tier 2."""
+        job = ticket.job
+        tier, second_s = 1, 0.0
+        held = self._held.get(job.id)
+        if sent and self._held:
+            tier = self._count(ticket, held)
+        self._list.remove(ticket)
+        if held is not None:
+            held.look(now_s)
+            tier, second_s = held.waiting.tier, held.second_s
+            del self._held[job.id]
+            assert self._queue is not None
+            self._queue.remove(job.id)
+        if self.knows_slo:
+            waited = sent and job.arrival_s < now_s
+            self._capacity.left(self._costs.pop(job.id, 0.0), waited, not self._list, now_s)
+        if job.tenant:
+            self._tenant_goes(ticket, sent)
+        return tier, second_s
+
+    def resort(self) -> None:
+        """Keys have changed."""
+        self._list.sort(key=place)
+
+    def _count(self, ticket: Ticket, held: Held | None) -> int:
+        """Count one who is sent in the tiers' shares; gives its tier."""
+        tier = 2 if held is None else held.waiting.tier
+        first, second = self.tiers
+        if first and second and self.share is not None:
+            tokens = ticket.job.prompt_tokens
+            self.share.count(tokens if tier == 1 else 0, tokens if tier == 2 else 0)
+        return tier
+
+    # -- the order
+
+    def in_order(self, now_s: float, ahead_s: float = 0.0, replicas: int = 1) -> Sequence[Ticket]:
+        """Everybody, or at least the first WALK, in the order in which they are to be sent. `ahead_s`: seconds until
+        anybody can begin at one of so many replicas."""
+        if not self._held:
+            return self._list if len(self._tenants) < 2 else self._fair(self._list)
+        assert self._queue is not None
+        if now_s - self._tiered_s >= RETIER_S:
+            self._tiered_s = now_s
+            self._queue.retier(now_s, ahead_s, self._capacity.of(replicas))
+            for held in self._held.values():
+                held.look(now_s)
+        return self._merged(now_s)
+
+    def _merged(self, now_s: float) -> list[Ticket]:
+        """Those who have waited longest of all, then the tiers, each by its order, mixed by their share."""
+        aged, rest = [], []
+        tickets: dict[str, Ticket] = {}
+        oldest_s = now_s - self._age_s
+        for ticket in self._list:
+            job = ticket.job
+            if job.arrival_s <= oldest_s:
+                aged.append(ticket)
+            elif job.id in self._held and self._held[job.id].waiting.tier == 1:
+                tickets[job.id] = ticket
+            else:
+                rest.append(ticket)
+        aged.sort(key=_arrival)
+        assert self._queue is not None
+        first = [tickets[waiting.id] for waiting in self._queue.first(now_s) if waiting.id in tickets]
+        if len(self._tenants) > 1:
+            first, rest = self._fair(first), self._fair(rest)
+        return aged + self._mixed(first, rest)
+
+    def _mixed(self, first: list[Ticket], second: list[Ticket]) -> list[Ticket]:
+        if not first or not second or self.share is None:
+            return first + second
+        share = Share(self.share.rho)
+        share.debt = self.share.debt
+        order: list[Ticket] = []
+        at = behind = 0
+        while at < len(first) and behind < len(second) and len(order) < WALK:
+            tokens = second[behind].job.prompt_tokens
+            if share.turn(tokens):
+                order.append(second[behind])
+                share.count(0, tokens)
+                behind += 1
+            else:
+                order.append(first[at])
+                share.count(first[at].job.prompt_tokens, 0)
+                at += 1
+        return order + first[at:] + second[behind:]
+
+    # -- tenants
+
+    def _fair(self, tickets: list[Ticket]) -> list[Ticket]:
+        """The same with tenants that are too far ahead held back, as far as the walk looks."""
+        spent = {tenant: self._spent.get(tenant, 0.0) for tenant in self._tenants}
+        left = list(tickets)
+        order: list[Ticket] = []
+        while left and len(order) < WALK:
+            least = min([spent[ticket.job.tenant] for ticket in left if ticket.job.tenant], default=0.0)
+            at = next(i for i, t in enumerate(left) if not t.job.tenant or spent[t.job.tenant] <= least + FAIR_LEAD_TOKENS)
+            ticket = left.pop(at)
+            order.append(ticket)
+            if ticket.job.tenant:
+                spent[ticket.job.tenant] += _charge(ticket)
+        return order + left
+
+    def _tenant_comes(self, tenant: str) -> None:
+        known = self._tenants.get(tenant, 0)
+        if not known:
+            least = min([self._spent.get(other, 0.0) for other in self._tenants], default=0.0)
+            if len(self._spent) >= TENANTS_MAX:
+                self._spent = {other: self._spent.get(other, 0.0) for other in self._tenants}
+            self._spent[tenant] = max(self._spent.get(tenant, 0.0), least)
+        self._tenants[tenant] = known + 1
+
+    def _tenant_goes(self, ticket: Ticket, sent: bool) -> None:
+        tenant = ticket.job.tenant
+        if sent:
+            self._spent[tenant] = self._spent.get(tenant, 0.0) + _charge(ticket)
+        left = self._tenants[tenant] - 1
+        if left:
+            self._tenants[tenant] = left
+        else:
+            del self._tenants[tenant]
+            if not self._tenants:
+                self._spent.clear()  # nobody waits: nobody owes
+
+
+def _arrival(ticket: Ticket) -> float:
+    return ticket.job.arrival_s
+
+
+def _charge(ticket: Ticket) -> float:
+    job = ticket.job
+    return (job.prompt_tokens - ticket.best_hit + OUTPUT_WEIGHT * job.lengths.q50) / job.tenant_weight
