@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from backends.kv_feed import KvFeed
 from backends.registry import snapshot_source
 from predictor.calibrate import StepCorrection
 from predictor.catalog import engine_profile
@@ -13,11 +14,16 @@ from predictor.sidecar import Sidecar, SidecarConfig, serve_sidecar
 _CLOCKS: dict[str, Callable[[], float]] = {"monotonic": time.monotonic, "wall": time.time}  # noqa: TID251 - SGLang's stamps
 
 
-def make_sidecar(engine: str, state: str, profile: str, sizes: list[str], config: SidecarConfig) -> Sidecar:
-    """The sidecar of the engine that publishes at `state`. Raises ValueError when engine, profile or a size is not known."""
+def make_sidecar(
+    engine: str, state: str, profile: str, sizes: list[str], config: SidecarConfig, kv_events: str = "", kv_replay: str = ""
+) -> Sidecar:
+    """The sidecar of the engine that publishes at `state`. Raises ValueError when engine, profile or a size is not known,
+    or an endpoint is none."""
     source, clock = snapshot_source(engine, state, dict(_size(text) for text in sizes))
     found = engine_profile(profile)
-    return Sidecar(source, Oracle(StepCorrection(found.step), found.overhead_s), config, _CLOCKS[clock])
+    oracle = Oracle(StepCorrection(found.step), found.overhead_s)
+    feed = KvFeed(kv_events, kv_replay, oracle.follow_kv()) if kv_events else None
+    return Sidecar(source, oracle, config, _CLOCKS[clock], feed.run if feed is not None else None)
 
 
 def _size(text: str) -> tuple[str, int]:

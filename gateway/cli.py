@@ -144,6 +144,8 @@ def sidecar(
     port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8200,
     token: Annotated[str, typer.Option(envvar="LEEWAY_SIDECAR_TOKEN", help="Token that requests must carry.")] = "",
     token_file: Annotated[str, typer.Option(envvar="LEEWAY_SIDECAR_TOKEN_FILE", help="... or the file that holds it.")] = "",
+    kv_events: Annotated[str, typer.Option(help="Where the engine publishes its KV events: tcp://HOST:PORT.")] = "",
+    kv_replay: Annotated[str, typer.Option(help="... and where it repeats those that were missed.")] = "",
 ) -> None:
     """Run a sidecar: predicts, from the state that the engine beside it publishes, what would become of a request."""
     from gateway import beside
@@ -151,7 +153,7 @@ def sidecar(
 
     try:
         config = SidecarConfig(host, port, beside.read_token(token, token_file))
-        made = beside.make_sidecar(engine, state, profile, size or [], config)
+        made = beside.make_sidecar(engine, state, profile, size or [], config, kv_events, kv_replay)
     except (ValueError, OSError) as error:
         _fail(str(error))
     else:

@@ -159,6 +159,8 @@ class Desks:
         """The job's first token came."""
         if station.desk.waiting:
             self._refresh(station)
+        if self.engines.views:
+            self.engines.computed(job)
         actions = station.desk.first_token(job.id, self._plane.now())
         if self.engines.fresh:
             self.engines.teach()
@@ -168,6 +170,8 @@ class Desks:
     def ended(self, station: Station, job: Job, complete: bool) -> None:
         """The job's answer is complete, or the job is gone."""
         self._placements.pop(job.id, None)
+        if self.engines.views:
+            self.engines.ended(job)
         desk, now_s = station.desk, self._plane.now()
         if desk.waiting:
             self._refresh(station)
@@ -250,6 +254,8 @@ class Desks:
                 assert replica is not None, action.name
                 self.prompt_tokens += action.job.prompt_tokens
                 self.hit_tokens += action.hit_tokens
+                if self.engines.views:
+                    self.engines.sent(action.name, action.job)
                 if replica.sidecar and station.client is not None:
                     station.client.reserve(action.name, action.job)
                 placement.sent_by_desk(replica, action)

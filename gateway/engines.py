@@ -8,7 +8,9 @@ from dataclasses import replace
 from backends.base import EngineReport
 from gateway.config import BackendSpec
 from gateway.fleet import Replica
+from gateway.jobs import Job
 from predictor.catalog import ProfileError, engine_profile
+from predictor.kvview import KvView
 from predictor.mirror import Mirror
 from predictor.pace import COMMON_MIN, Pace
 from predictor.profile import EngineLimits, StepProfile
@@ -56,6 +58,32 @@ class Engines:
         self.problems: list[str] = []
         self.fresh: list[Mirror] = []  # without lessons enough of their own
         self._common: dict[StepProfile, Pace] = {}
+        self.views: dict[str, KvView] = {}  # of engines that publish what their KV holds
+
+    def view(self, replica: Replica) -> KvView:
+        """A new view of the replica's KV, for whoever reads its engine's events."""
+        made = self.views[replica.name] = KvView(self.mirror(replica).index)
+        return made
+
+    def blind(self, name: str) -> None:
+        """Nobody reads that engine's events any more."""
+        self.views.pop(name, None)
+
+    def sent(self, name: str, job: Job) -> None:
+        """A job goes to that engine."""
+        view = self.views.get(name)
+        if view is not None:
+            view.sent(job)
+
+    def computed(self, job: Job) -> None:
+        """The job's first token came."""
+        for view in self.views.values():
+            view.computed(job.request_id)
+
+    def ended(self, job: Job) -> None:
+        """The job is over."""
+        for view in self.views.values():
+            view.gone(job.request_id)
 
     def mirror(self, replica: Replica) -> Mirror:
         """The replica's mirror, made when first asked for."""

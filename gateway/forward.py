@@ -177,7 +177,8 @@ class Exchange:
         self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
         lines = verdict.lines_identity if self._strip else verdict.lines
         size = len(pieces[0]) if len(pieces) == 1 else sum([len(piece) for piece in pieces])
-        request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, account.request_id.encode())
+        name = account.request_id.encode()
+        request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, name, pool.as_session)
         if size <= ONE_WRITE_BYTES:
             connection.send(self, b"".join((request, *pieces)))
         else:

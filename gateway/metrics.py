@@ -198,6 +198,18 @@ class GatewayCollector(Collector):
                 error.add_metric([replica.name], mirror.error)
                 pending.add_metric([replica.name], mirror.pending_tokens)
         yield from (stale, pace, error, pending)
+        yield from self._kv()
+
+    def _kv(self) -> Iterator[Metric]:
+        """Of engines that publish what their KV holds."""
+        held = GaugeMetricFamily("leeway_backend_kv_tokens", "Tokens in its KV cache, by its own events.", labels=["backend"])
+        joined = CounterMetricFamily("leeway_backend_kv_joined", "Prompts matched with its KV blocks.", labels=["backend"])
+        lost = CounterMetricFamily("leeway_backend_kv_lost", "Times that what its KV holds was forgotten.", labels=["backend"])
+        for name, view in self._plane.desks.engines.views.items():
+            held.add_metric([name], view.tokens)
+            joined.add_metric([name], view.joined)
+            lost.add_metric([name], view.forgotten)
+        yield from (held, joined, lost)
 
 
 def exposition(plane: "DataPlane") -> bytes:

@@ -166,6 +166,7 @@ class DataPlane:
         if moved:
             self._pools[spec.name].close()
             self._open_pool(spec)
+        self._pools[spec.name].as_session = bool(spec.kv_events)
         return replica
 
     def remove_backend(self, name: str) -> None:
@@ -178,6 +179,7 @@ class DataPlane:
         self._pools[spec.name] = BackendPool(
             spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec), self._trust, self.now
         )
+        self._pools[spec.name].as_session = bool(spec.kv_events)
 
     def _trust(self) -> ssl.SSLContext:
         """The trust store for https backends, read once."""

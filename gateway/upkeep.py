@@ -12,6 +12,7 @@ from backends.control_http import BackendControl, ControlSession
 from backends.registry import adapter_for
 from gateway.config import BackendSpec
 from gateway.fleet import Replica
+from gateway.kvfeeds import KvFeeds
 from gateway.relay.pool import any_address
 from gateway.server import DataPlane
 
@@ -28,6 +29,7 @@ class Upkeep:
         self._free = ControlSession(any_address)
         self._guarded = ControlSession(plane.guarded_address)
         self._watchers: dict[str, asyncio.Task[None]] = {}
+        self.feeds = KvFeeds(plane)
         self._housekeeper: asyncio.Task[None] | None = None
         self._removals: dict[str, Callable[[], None]] = {}
         self._each_round: Callable[[float], None] | None = None
@@ -41,10 +43,14 @@ class Upkeep:
     def watch(self, name: str) -> None:
         """Probe a backend from now on (again from the beginning if it was watched)."""
         self.unwatch(name)
+        replica = self._plane.fleet.get(name)
+        if replica is not None:
+            self.feeds.watch(replica)
         self._watchers[name] = asyncio.create_task(self._watch(name), name=f"probe-{name}")
 
     def unwatch(self, name: str) -> None:
         """Stop probing it."""
+        self.feeds.unwatch(name)
         task = self._watchers.pop(name, None)
         if task is not None:
             task.cancel()
@@ -76,6 +82,7 @@ class Upkeep:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.feeds.close()
         await self._free.close()
         await self._guarded.close()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from predictor.forecast import Forecast
+from predictor.kvview import KvView
 from predictor.outcomes import Outcomes
 from predictor.prefix import PrefixIndex
 from predictor.profile import StepProfile
@@ -18,6 +19,8 @@ from predictor.reservations import Reservations
 from predictor.sighting import Sighting
 from predictor.snapshot import ProbeReply, Resident
 from predictor.wire import Ask
+
+CLAIM_STATES = 1000  # a request that was reserved and not seen in so many states never came
 
 
 class Pace(Protocol):
@@ -58,6 +61,13 @@ class Oracle:
         self._step_s = 0.0
         self._prefixes = PrefixIndex(0)
         self._hit_tokens: dict[str, int] = {}
+        self._claimed: dict[str, int] = {}  # reserved: the state's number then, -1 once it decodes
+        self.kv: KvView | None = None
+
+    def follow_kv(self) -> KvView:
+        """Hand this to whoever reads the engine's KV events: what is believed of prefixes is then corrected by them."""
+        self.kv = KvView(self._prefixes)
+        return self.kv
 
     def __repr__(self) -> str:
         return f"<Oracle {self._forecast!r} {self.outcomes!r} reserved={len(self.reservations)}>"
@@ -78,6 +88,8 @@ class Oracle:
             self._prefixes.forget()
             self.outcomes.forget()
         self.outcomes.saw(snapshot)
+        if self.kv is not None and self._claimed:
+            self._follow_prompts(self.kv, sighting)
         if len(self.reservations):
             present = {resident.id for resident in (*snapshot.running, *snapshot.waiting)} if sighting.lists_requests else set()
             self.reservations.seen(present.__contains__, snapshot.taken_s)
@@ -89,6 +101,9 @@ class Oracle:
                 self.outcomes.told(ask.id, self._foretold(ask, self._sighting, now_s).estimate.tpot_s, now_s)
             self._hit_tokens[ask.id] = self._hits(ask)
             self._use(ask)
+            if self.kv is not None and ask.prefix:
+                self.kv.sent(ask)
+                self._claimed[ask.id] = 0 if self._sighting is None else self._sighting.number
         return self.reservations.make(ask, now_s)
 
     def reply(self, ask: Ask, now_s: float) -> ProbeReply:
@@ -131,6 +146,19 @@ class Oracle:
     def _hits(self, ask: Ask) -> int:
         """Tokens of the prompt that the engine probably has: those of prompts reserved before."""
         return min(self._prefixes.hit_blocks(ask.prefix) * ask.block_tokens, ask.prompt_tokens - 1)
+
+    def _follow_prompts(self, kv: KvView, sighting: Sighting) -> None:
+        """Whose prompt is computed; those that are no longer there, or have not come for long, are over."""
+        running = {resident.id: resident for resident in sighting.snapshot.running}
+        waiting = {resident.id for resident in sighting.snapshot.waiting}
+        for name, since in [*self._claimed.items()]:
+            resident = running.get(name)
+            if resident is not None and resident.generated_tokens:
+                kv.computed(name)
+                self._claimed[name] = -1
+            elif resident is None and name not in waiting and (since < 0 or sighting.number - since > CLAIM_STATES):
+                kv.gone(name)
+                del self._claimed[name]
 
     def _use(self, ask: Ask) -> None:
         sighting = self._sighting

@@ -58,6 +58,13 @@ class PrefixIndex:
             self._held.pop(block, None)
         self.version += 1
 
+    def keep(self, count: int) -> None:
+        """The engine holds no more than that: the least recently used beyond are forgotten."""
+        if len(self._held) > count:
+            while len(self._held) > count:
+                self._held.popitem(last=False)
+            self.version += 1
+
     def forget(self) -> None:
         """The engine started anew."""
         self._held.clear()

@@ -8,7 +8,7 @@ without a prediction. Listens on loopback unless told otherwise, and elsewhere o
 import asyncio
 import gc
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Self
@@ -72,6 +72,8 @@ class _Metrics:
         self.running = self._gauge("running", "Requests in the engine's batch.")
         self.waiting = self._gauge("waiting", "Requests in the engine's queue.")
         self.reserved = self._gauge("reserved", "Reservations that the engine's state does not show yet.")
+        self.kv_tokens = self._gauge("kv_tokens", "Tokens in the engine's KV cache, by its own events.")
+        self.kv_joined = self._gauge("kv_joined", "Prompts matched with its KV blocks.")
         self.steps = self._counter("states", "States read.", ())
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
@@ -87,7 +89,15 @@ class _Metrics:
 class Sidecar:
     """One engine's sidecar. `now` is the clock of the source's states."""
 
-    def __init__(self, source: SnapshotSource, oracle: Oracle, config: SidecarConfig, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        source: SnapshotSource,
+        oracle: Oracle,
+        config: SidecarConfig,
+        now: Callable[[], float],
+        beside: Callable[[], Coroutine[None, None, None]] | None = None,
+    ) -> None:
+        """`beside` runs for as long as the sidecar does: a reader of the engine's KV events."""
         self.config = config
         self.url = ""
         self._source = source
@@ -96,6 +106,8 @@ class Sidecar:
         self._metrics = _Metrics()
         self._last: Sighting | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._beside = beside
+        self._reader: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._expected = f"Bearer {config.token}".encode()
 
@@ -131,13 +143,16 @@ class Sidecar:
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         self.url = f"http://{host}:{self._runner.addresses[0][1]}"
         self._watch = asyncio.create_task(self._keep_watch())
+        if self._beside is not None:
+            self._reader = asyncio.create_task(self._beside())
         return self.url
 
     async def close(self) -> None:
         """Stop listening and let go of the source."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in (self._watch, self._reader):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
         self._source.close()
@@ -178,6 +193,9 @@ class Sidecar:
             self._metrics.running.set(len(self._last.snapshot.running))
             self._metrics.waiting.set(len(self._last.snapshot.waiting))
         self._metrics.reserved.set(len(self._oracle.reservations))
+        if self._oracle.kv is not None:
+            self._metrics.kv_tokens.set(self._oracle.kv.tokens)
+            self._metrics.kv_joined.set(self._oracle.kv.joined)
         return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     # -- inside

@@ -33,8 +33,15 @@ def request_lines(head: RequestHead, identity: bool) -> bytes:
     return b"".join(lines)
 
 
-def request_head(method: bytes, lines: bytes, prefix: bytes, hop_lines: bytes, body_bytes: int, request_id: bytes) -> bytes:
-    """The head of a request to a backend: `prefix` of its base URL, `request_lines`, and the hop's own fields."""
+def request_head(
+    method: bytes, lines: bytes, prefix: bytes, hop_lines: bytes, body_bytes: int, request_id: bytes, as_session: bool = False
+) -> bytes:
+    """The head of a request to a backend: `prefix` of its base URL, `request_lines`, and the hop's own fields.
+
+    With `as_session` the request's id is also the session of a request that brings none, so that the engine's KV events
+    name it. Of two such lines engines take the first, which is the client's."""
+    if as_session:
+        request_id = b"%b\r\nx-session-id: %b" % (request_id, request_id)
     if body_bytes == 0 and method == b"GET":
         return b"%b %b%b%bx-request-id: %b\r\n\r\n" % (method, prefix, lines, hop_lines, request_id)
     return b"%b %b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (

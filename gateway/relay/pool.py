@@ -62,6 +62,7 @@ class BackendPool:
         self._taught_s = 0.0
         self.hop_lines = hop_lines(parts.netloc.rpartition("@")[2].encode(), api_key)
         self.prefix = parts.path.rstrip("/").encode()
+        self.as_session = False  # whether the engine is told a request's id as its session, too
 
     def __repr__(self) -> str:
         return (
