@@ -7,8 +7,9 @@
 | mh (Moore-Hodgson) | planned to meet its deadline, by deadline | the rest by work |
 
 `cost_s` is the guarded L of a request without the queue, `work_s` the service that it keeps from others (less where steps
-are shared). Who has no SLO is in tier 2, by work after the late ones: with no SLO known at all, lrb and mh are sjf. Tier 2 gets the share `rho` of what is handed out (`Share`).
-After `age_s` of waiting no later arrival overtakes. Nothing is ever dropped. A broken assertion is a mistake of the caller.
+are shared). Who has no SLO is in tier 2, by work after the late ones: with no SLO known at all, lrb and mh are sjf. Tier 2
+gets the share `rho` of what is handed out (`Share`). After `age_s` of waiting no later arrival overtakes. Nothing is ever
+dropped. A broken assertion is a mistake of the caller.
 """
 
 import heapq
