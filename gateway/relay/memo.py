@@ -21,13 +21,14 @@ class HeadStore(Generic[Head]):
     would only fill the store and push out the others.
     """
 
-    __slots__ = ("_heads", "_new")
+    __slots__ = ("_heads", "_new", "common")
     SIZE = 1024
     NEW_SIZE = 64
 
     def __init__(self) -> None:
         self._heads: dict[tuple[bytes, bytes], tuple[bytes, bytes, Head]] = {}
         self._new: dict[tuple[bytes, bytes], tuple[bytes, bytes, Head]] = {}
+        self.common: tuple[bytes, bytes, Head] | None = None  # the one learnt last: what a fresh connection may well send
 
     def shared(self, prefix: bytes, suffix: bytes, head: Head) -> tuple[bytes, bytes, Head]:
         """The one copy of a head with these bytes."""
@@ -42,12 +43,13 @@ class HeadStore(Generic[Head]):
             return self._new.setdefault(key, (prefix, suffix, head))
         if len(self._heads) >= self.SIZE:
             self._heads.clear()
-        self._heads[key] = kept
+        self._heads[key] = self.common = kept
         return kept
 
 
 class HeadMemo(Generic[Head]):
-    """The last head of one connection, as (bytes before the digits, bytes behind them, what it parsed to)."""
+    """The last head of one connection, as (bytes before the digits, bytes behind them, what it parsed to); at its start the
+    one that others had in common lately."""
 
     __slots__ = ("_head", "_misses", "_prefix", "_store", "_suffix")
 
@@ -56,6 +58,8 @@ class HeadMemo(Generic[Head]):
         self._prefix = b""
         self._suffix = b""
         self._head: Head | None = None
+        if store.common is not None:
+            self._prefix, self._suffix, self._head = store.common
         self._misses = 0
 
     def match(self, data: bytes) -> tuple[Head, int, int] | None:

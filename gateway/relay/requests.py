@@ -94,7 +94,7 @@ class RequestReader:
     def __init__(self, sink: RequestSink, limits: HeadLimits, store: HeadStore[RequestHead] | None = None) -> None:
         self._sink = sink
         self._limits = limits
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = None  # made once a head is not known: it takes 900 bytes
         self._memo: HeadMemo[RequestHead] = HeadMemo(store or HeadStore())
         self._left = 0
         self._head: RequestHead | None = None
@@ -177,8 +177,11 @@ class RequestReader:
 
     def _parse(self, data: bytes) -> None:
         self._quiet_bytes += len(data)
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise ProtocolError(400, "protocol upgrades are not offered here") from None
         except httptools.HttpParserCallbackError as error:
@@ -224,6 +227,7 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        assert parser is not None
         version = parser.get_http_version()
         if parser.should_upgrade():
             raise _UpgradeOfferedError

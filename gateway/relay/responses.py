@@ -76,7 +76,7 @@ class ResponseReader:
         self._sink = sink
         self._take_chunks: Callable[[bytes], bool] = sink.on_chunks
         self._limits = limits
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None  # made once a head is not known: it takes 900 bytes
         self._memo: HeadMemo[ResponseHead] = HeadMemo(store or HeadStore())
         self._head: ResponseHead | None = None
         self._headers: Headers = []
@@ -155,8 +155,11 @@ class ResponseReader:
 
     def _parse(self, data: bytes) -> None:
         self._quiet_bytes += len(data)
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = httptools.HttpResponseParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise ProtocolError(502, "the backend tried to switch protocols") from None
         except httptools.HttpParserCallbackError as error:
@@ -201,6 +204,7 @@ class ResponseReader:
         if self.ended:
             return
         parser = self._parser
+        assert parser is not None
         status = parser.get_status_code()
         if status < 200:
             self._informational += 1
@@ -232,7 +236,8 @@ class ResponseReader:
 
     def on_message_complete(self) -> None:
         self._between_chunks = False
-        if self.ended or not self._framed or self._parser.get_status_code() < 200:
+        parser = self._parser
+        if self.ended or not self._framed or parser is None or parser.get_status_code() < 200:
             return
         self.ended = True
         self._sink.on_end()

@@ -115,3 +115,16 @@ def test_a_store_holds_a_bounded_number_of_heads() -> None:
 
 class Marked:
     """Something that can be counted while it is alive."""
+
+
+def test_a_fresh_connection_knows_the_head_that_others_had_in_common() -> None:
+    store = HeadStore[str]()
+    memo(HEAD, store=store)
+    assert memo(store=store).match(HEAD) is None  # one sight is no habit
+    memo(HEAD, store=store)
+    assert memo(store=store).match(HEAD) == ("head 0", len(HEAD), 13)
+    other = HEAD.replace(b"Host: a", b"Host: b")
+    assert memo(store=store).match(other) is None
+    memo(other, other, store=store)
+    assert memo(store=store).match(HEAD) is None
+    assert memo(store=store).match(other) is not None
