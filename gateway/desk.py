@@ -7,48 +7,28 @@ replica before anything else is decided; whoever waits leaves with the first eve
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log, nan
 from random import Random
 
 from gateway.config import ModelSpec
 from gateway.foresight import Foresight, OwnDispatches
+from gateway.hindsight import Hindsight
 from gateway.jobs import Action, Dispatch, Job, Probe
 from gateway.line import Line
 from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk, wrong
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
-from gateway.views import View
+from gateway.views import EngineView, View
 from predictor.budget import Gamma
-from predictor.mirror import Mirror
-from predictor.profile import EngineLimits, StepProfile
-from predictor.seats import Progress, Sight
+from predictor.request import LengthEstimate
+from predictor.seats import Progress
 from predictor.snapshot import ProbeReply
 
 __all__ = ["Action", "Desk", "Dispatch", "EngineView", "Job", "Probe"]
 
 NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineView:
-    """What is believed of an engine. `sight`, where there is one, tells when its step in progress ends (an Instance
-    does); without it the mirror reckons that from the profile and from what it hears. `sidecar`: policies that predict
-    ask for it by a Probe; without one they predict here. `learns`: correct the profile's pace by what is observed."""
-
-    profile: StepProfile
-    limits: EngineLimits
-    weight: float = 1.0
-    max_in_flight: int = 1024
-    sidecar: bool = False
-    sight: Sight | None = None
-    learns: bool = False
-
-    def view(self, name: str) -> View:
-        """A view with a mirror of its own."""
-        mirror = Mirror(self.profile, self.limits, sight=self.sight, learns=self.learns)
-        return View(name, self.weight, self.max_in_flight, mirror, self.sidecar)
 
 
 def _told(action: Action, tier: int, second_s: float) -> Action:
@@ -66,6 +46,7 @@ class Desk:
         self.due_s = NEVER  # call `tick` then, if nothing happens before; infinity when nobody waits for time alone
         self.ladder = Ladder(rng)
         self.held_total = 0  # jobs that had to wait
+        self.hindsight = Hindsight()
         self._plans = rule.policy == "plan"
         self._late = self._plans and rule.binding == "late"
         self._counting: Policy | None = COUNTING[rule.policy](rule, rng) if rule.policy in COUNTING else None
@@ -213,6 +194,19 @@ class Desk:
         tier, second_s = self._line.remove(ticket, now_s, sent=True)
         sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
         return [_told(sent, tier, second_s)]
+
+    def revise(self, job_id: str, lengths: LengthEstimate, now_s: float) -> list[Action] | None:
+        """It turned out how long the answer may be. None when the job waits no more: it changes nothing."""
+        ticket = self._tickets.get(job_id)
+        if ticket is None or ticket.view is not None or job_id in self._asked:
+            return None
+        before = self._line.tickets.index(ticket)
+        ticket.job = replace(ticket.job, lengths=lengths)
+        if self._late:
+            ticket.key = order_key(ticket, self.rule)
+            self._line.resort()
+            self.hindsight.moved(self._line.tickets, before, ticket, self._lanes)
+        return self._go_on(now_s)
 
     # -- the line
 
@@ -367,6 +361,8 @@ class Desk:
             sizes = {view.name: view.mirror.limits.block_size for view in views if view.mirror is not None}
             replies = self._own.corrected(replies, sizes, now_s)
         chosen = self._probing.choose(job, views, now_s, replies)
+        if job.plain is not None and self._predicts and not remote:
+            self.hindsight.chose(job, views, chosen, replies, self._probing, self._foresight, now_s)
         estimate_s = replies[chosen.name].estimate.ttft_s if self._predicts else NEVER
         return self._send(ticket, chosen, -1, rule.policy, estimate_s, now_s)
 

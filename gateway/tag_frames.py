@@ -16,9 +16,8 @@ from predictor.length import Guess
 MODELS = ("trees", "encoder")
 LOG_TOKENS_MAX = 20.0
 FRAME_BYTES_MAX = 65536
-NAME_BYTES_MAX = 256
 READY = 0  # the id of the answer that says which models run; questions count from 1
-_ASK = struct.Struct("<QdiIBHHH")
+_ASK = struct.Struct("<QdiIBHH")
 _REPLY = struct.Struct("<QBHHB")
 _GUESS = struct.Struct("<Bddd")
 _TOOLS, _MODELS_TOO = 1, 2
@@ -35,7 +34,6 @@ class Question(NamedTuple):
     id: int
     due_s: float
     max_tokens: int
-    model: str
     ends: Ends
     models: bool = True
 
@@ -52,27 +50,25 @@ class Reply(NamedTuple):
 
 def encode_question(question: Question) -> bytes:
     """As sent."""
-    ends, name = question.ends, question.model.encode("utf-8", "replace")[:NAME_BYTES_MAX]
+    ends = question.ends
     flags = _TOOLS * ends.tools | _MODELS_TOO * question.models
     limit = question.max_tokens if 0 < question.max_tokens < 1 << 31 else -1
     size = min(ends.size, (1 << 32) - 1)
-    head = _ASK.pack(question.id, question.due_s, limit, size, flags, len(name), len(ends.head), len(ends.tail))
-    return b"".join((head, name, ends.head, ends.tail))
+    head = _ASK.pack(question.id, question.due_s, limit, size, flags, len(ends.head), len(ends.tail))
+    return b"".join((head, ends.head, ends.tail))
 
 
 def decode_question(frame: bytes) -> Question:
     """Raises FrameError."""
     try:
-        number, due_s, limit, size, flags, name, head, tail = _ASK.unpack_from(frame)
+        number, due_s, limit, size, flags, head, tail = _ASK.unpack_from(frame)
     except struct.error:
         raise FrameError("too short") from None
     at = _ASK.size
-    if len(frame) != at + name + head + tail:
+    if len(frame) != at + head + tail:
         raise FrameError("of another length than it says")
-    model = frame[at : at + name].decode("utf-8", "replace")
-    at += name
     ends = Ends(frame[at : at + head], frame[at + head :], size, bool(flags & _TOOLS))
-    return Question(number, due_s, limit, model, ends, bool(flags & _MODELS_TOO))
+    return Question(number, due_s, limit, ends, bool(flags & _MODELS_TOO))
 
 
 def encode_reply(number: int, *, last: bool, cues: Cues | None, guesses: Mapping[str, tuple[float, float, float]]) -> bytes:

@@ -4,7 +4,11 @@ The live fleet's Replica extends View; the simulator uses View itself. Whoever d
 before anything else is decided, and whoever learns of its end calls `left` once.
 """
 
+from dataclasses import dataclass
+
 from predictor.mirror import Mirror
+from predictor.profile import EngineLimits, StepProfile
+from predictor.seats import Sight
 
 
 class View:
@@ -54,6 +58,26 @@ class View:
         """A request that was sent there is over."""
         self.in_flight -= 1
         assert self.in_flight >= 0, repr(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What is believed of an engine. `sight`, where there is one, tells when its step in progress ends (an Instance
+    does); without it the mirror reckons that from the profile and from what it hears. `sidecar`: policies that predict
+    ask for it by a Probe; without one they predict here. `learns`: correct the profile's pace by what is observed."""
+
+    profile: StepProfile
+    limits: EngineLimits
+    weight: float = 1.0
+    max_in_flight: int = 1024
+    sidecar: bool = False
+    sight: Sight | None = None
+    learns: bool = False
+
+    def view(self, name: str) -> View:
+        """A view with a mirror of its own."""
+        mirror = Mirror(self.profile, self.limits, sight=self.sight, learns=self.learns)
+        return View(name, self.weight, self.max_in_flight, mirror, self.sidecar)
 
 
 class MinuteCount:
