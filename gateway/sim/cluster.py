@@ -130,6 +130,7 @@ class Cluster:
             request.seen_prefix,
             request.session,
             self._kinds[0].limits.block_size,
+            deadline_s=request.deadline_s,
         )
         self._tracks[request.id] = Track(request, job, front)
         self.sidecars.expects(job)

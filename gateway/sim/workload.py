@@ -63,7 +63,7 @@ class WorkloadSpec:
 @dataclass(frozen=True, slots=True)
 class SimRequest:
     """One request: the truth, and what the gateway is told: `lengths`, `seen_prefix`, `seen_tokens` of the prompt (0: as
-    many as there are)."""
+    many as there are), until when its first token is promised."""
 
     id: str
     arrival_s: float
@@ -74,6 +74,7 @@ class SimRequest:
     seen_prefix: tuple[int, ...] = ()
     session: str = ""
     seen_tokens: int = 0
+    deadline_s: float = float("inf")
 
 
 def draw(spec: WorkloadSpec, rows: Sequence[TraceRow], block_size: int, max_tokens: int, seed: int) -> list[SimRequest]:

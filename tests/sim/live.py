@@ -87,7 +87,14 @@ class LiveDesks:
         station = self.desks.station(MODEL, "chat")
         assert station is not None
         job = Job(
-            request.id, MODEL, request.prompt_tokens, request.lengths, self.now(), request.seen_prefix, block_tokens=self._block
+            request.id,
+            MODEL,
+            request.prompt_tokens,
+            request.lengths,
+            self.now(),
+            request.seen_prefix,
+            block_tokens=self._block,
+            deadline_s=request.deadline_s,
         )
         place = Place(self, request, job, station)
         self.desks.join(place, station, job, self.fleet.routable(MODEL, "generate"), frozenset())  # type: ignore[arg-type]
