@@ -19,6 +19,7 @@ from typing import Any
 
 from gateway.config import GatewayConfig
 from gateway.logs import LineWriter, Logs
+from gateway.memory import GiveBack
 from gateway.operations import OperationError, Operations
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
@@ -50,6 +51,7 @@ class App:
         writer = LineWriter(self._log_fd, config.log.queue_lines)
         stack.callback(writer.close)
         self.logs = Logs(config.log, writer)
+        stack.callback(GiveBack(loop).close)
         loop.set_exception_handler(self._on_loop_error)
         store = BackendStore(config.admin.state_file)
         stack.callback(store.close)
