@@ -31,6 +31,7 @@ class Account:
     output_tokens: int = -1
     hit_tokens: int = 0  # of the prompt, expected in the engine's cache
     predicted_s: float = -1.0  # seconds from dispatch to the first token, as predicted
+    truncated: bool = False  # the answer was cut off at a limit, as its engine says
     accepted_s: float = -1.0
     dispatched_s: float = -1.0
     sent_s: float = -1.0

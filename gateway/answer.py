@@ -12,7 +12,7 @@ from gateway.relay.heads import connection_line, own_answer, response_lines
 from gateway.relay.http1 import LAST_CHUNK, chunk
 from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
-from gateway.relay.sse import EventFramer, StreamWatch, error_event, find_tokens
+from gateway.relay.sse import EventFramer, StreamWatch, cut_off, error_event, find_tokens
 
 if TYPE_CHECKING:
     from gateway.relay.downstream import ClientConnection
@@ -135,6 +135,7 @@ class Answer:
             data = tail = b"".join((*self._held, data)) if self._held else data
         account = self._account
         account.prompt_tokens, account.output_tokens = find_tokens(tail[-TOKENS_TAIL_BYTES:])
+        account.truncated = cut_off(tail[-TOKENS_TAIL_BYTES:])
         self._finish(data)
         return "done"
 
@@ -154,6 +155,7 @@ class Answer:
             return False
         account.events = watch.events
         account.prompt_tokens, account.output_tokens = watch.prompt_tokens, watch.output_tokens
+        account.truncated = watch.truncated
         return watch.errored
 
     # -- writing

@@ -20,7 +20,8 @@ from gateway.policies.table import COUNTING
 from gateway.probing import ProbeClient
 from gateway.prompt import prefix_hashes, prompt_tokens
 from gateway.relay.splice import BodyFields
-from predictor.lengths import RunningQuantiles, capped
+from gateway.tagging import Tagging
+from predictor.lengths import capped
 from predictor.request import LengthEstimate
 from predictor.snapshot import ProbeReply
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 MODELS_MAX = 4096
 NEVER = float("inf")
 TICK_MIN_S = 0.001
-LENGTHS_FRESH_S = 1.0
-LENGTHS_EVERY_S = 0.002  # answers that follow faster are not all looked at
 _NOT_GENERATING = frozenset(("count_tokens",))
 
 
@@ -55,7 +54,7 @@ class Desks:
 
     def __init__(self, plane: "DataPlane", rng: Random) -> None:
         self.engines = Engines()
-        self.lengths = RunningQuantiles()
+        self.tagging = Tagging(plane)
         self.hit_tokens = 0
         self.prompt_tokens = 0
         self._plane = plane
@@ -65,8 +64,6 @@ class Desks:
         self._without: set[str] = set()
         self._version = -1  # of the fleet, that `_without` holds for
         self._placements: dict[str, Placement] = {}
-        self._known: dict[tuple[str, str], tuple[float, LengthEstimate]] = {}
-        self._seen_s = 0.0
         self._count = 0
 
     def __iter__(self) -> Iterator[tuple[str, Desk]]:
@@ -124,25 +121,17 @@ class Desks:
     ) -> Job:
         """A request as a desk sees it."""
         self._count += 1
+        lengths = self.tagging.quick(model, route).tag.estimate
         return Job(
             str(self._count),
             model,
             prompt_tokens(len(body)),
-            self._lengths(model, route, fields.max_tokens),
+            capped(lengths, fields.max_tokens) if 0 < fields.max_tokens < lengths.q90 else lengths,
             arrival_s,
             prefix_hashes(body, fields.parts),
             session,
             request_id=request_id,
         )
-
-    def _lengths(self, model: str, route: str, max_tokens: int) -> LengthEstimate:
-        now_s = self._plane.now()
-        known = self._known.get((model, route))
-        if known is None or now_s >= known[0]:
-            if len(self._known) >= MODELS_MAX:
-                self._known.clear()
-            known = self._known[model, route] = (now_s + LENGTHS_FRESH_S, self.lengths.estimate(model, route))
-        return capped(known[1], max_tokens) if 0 < max_tokens < known[1].q90 else known[1]
 
     def join(self, placement: "Placement", station: Station, job: Job, views: Sequence[Replica], avoid: frozenset[str]) -> None:
         """The job arrives. It is at a replica afterwards, being probed for, or in the line."""
@@ -154,6 +143,14 @@ class Desks:
         """The job has waited for as long as it may: now or never."""
         self._refresh(station)
         self._carry_out(station, station.desk.insist(job.id, self._plane.now()))
+
+    def revise(self, station: Station, job: Job, lengths: LengthEstimate) -> bool:
+        """It turned out how long the answer of a job may be. False when it waits in no line any more."""
+        self._refresh(station)
+        actions = station.desk.revise(job.id, lengths, self._plane.now())
+        if actions:
+            self._carry_out(station, actions)
+        return actions is not None
 
     def first_token(self, station: Station, job: Job) -> None:
         """The job's first token came."""
@@ -181,13 +178,6 @@ class Desks:
         if actions or desk.waiting or station.timer is not None:
             self._carry_out(station, actions)
 
-    def saw(self, model: str, route: str, output_tokens: int, truncated: bool) -> None:
-        """An answer ended with so many tokens."""
-        now_s = self._plane.now()
-        if output_tokens > 0 and now_s - self._seen_s >= LENGTHS_EVERY_S:
-            self._seen_s = now_s
-            self.lengths.saw(model, route, output_tokens, truncated=truncated)
-
     # -- replicas and time
 
     def tick(self) -> None:
@@ -210,6 +200,7 @@ class Desks:
 
     def adopt(self) -> None:
         """The configuration changed: new jobs meet new rules, those who wait leave by the old ones."""
+        self.tagging.adopt()
         self._retired += [station for station in self._stations.values() if station.desk.waiting]
         for station in self._stations.values():
             if station.client is not None and not station.desk.waiting:
@@ -218,7 +209,8 @@ class Desks:
         self._without.clear()
 
     async def close(self) -> None:
-        """Give up timers and probes."""
+        """Give up timers, probes and the tagger."""
+        self.tagging.close()
         for station in [*self._stations.values(), *self._retired]:
             self._disarm(station)
             if station.client is not None:

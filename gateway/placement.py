@@ -5,6 +5,7 @@ the choice, before any await, and lets go exactly once. Retry boundary (decision
 backend's documented not-started answer (429, 503), within the retry budget and the request's remaining wait.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from backends.base import Kind
@@ -19,6 +20,8 @@ from gateway.jobs import Dispatch, Job
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.splice import BodyFields
 from gateway.relay.upstream import UpstreamConnection
+from gateway.tagging import Prompt, Watched
+from predictor.request import LengthEstimate
 
 if TYPE_CHECKING:
     from gateway.server import DataPlane
@@ -42,6 +45,8 @@ class Placement:
 
     replica: Replica | None = None
     station: Station | None = None
+    watched: Watched | None = None
+    joins = False
     _job: Job | None = None
     _counted = False  # where the request is, a desk counts it
     _max_tokens = -1
@@ -78,11 +83,48 @@ class Placement:
         if self._kind == "generate":
             station = self.station = plane.desks.station(ask.model, account.route)
             if station is not None:
-                self._max_tokens = fields.max_tokens
-                self._job = plane.desks.job(
-                    ask.model, ask.session, account.route, body, fields, account.accepted_s, account.request_id
-                )
+                self._begin_at_desk(station, body, fields)
+                return
         self.start()
+
+    def _begin_at_desk(self, station: Station, body: bytes, fields: BodyFields) -> None:
+        plane, ask, account = self._plane, self._ask, self._seeker.account
+        assert ask is not None
+        self._max_tokens = fields.max_tokens
+        job = self._job = plane.desks.job(
+            ask.model, ask.session, account.route, body, fields, account.accepted_s, account.request_id
+        )
+        tagging, views = plane.desks.tagging, plane.fleet.routable(ask.model, self._kind)
+        self.watched = tagging.quick(ask.model, account.route)
+        if not tagging.on:
+            self.start()
+            return
+        prompt = Prompt(body, fields.parts, fields.max_tokens, self._due_s - account.accepted_s)
+        lengths = tagging.before(self, station.desk.rule, job, prompt, views)
+        if lengths is None:
+            self._seeker.on_waiting(self._due_s)  # until it is tagged
+            return
+        if lengths is not job.lengths:
+            self._job = replace(job, lengths=lengths)
+        self.start()
+        tagging.after(self, job, prompt, waiting=self._waiting)
+
+    def tagged(self, lengths: LengthEstimate, plain: LengthEstimate | None) -> None:
+        """How long the answer may be, for one that waited to know."""
+        if self._over or self._job is None:
+            return
+        self._job = replace(self._job, lengths=lengths, plain=plain)
+        try:
+            self.start()
+        except Refusal as refusal:
+            self._seeker.refuse(refusal)
+
+    def revised(self, lengths: LengthEstimate) -> bool:
+        """... for one that may be in the line. False when it is not."""
+        if not self._waiting or self._job is None or self.station is None:
+            return False
+        self._job = replace(self._job, lengths=lengths)
+        return self._plane.desks.revise(self.station, self._job, lengths)
 
     def start(self) -> None:
         """Go to a replica, or into the line. Raises Refusal."""
@@ -309,5 +351,6 @@ class Placement:
         account = self._seeker.account
         tokens = account.output_tokens if account.output_tokens >= 0 else account.events
         gone = account.end == "client_gone"
-        if complete or gone:
-            self._plane.desks.saw(account.model, account.route, tokens, gone or 0 < self._max_tokens <= tokens)
+        if self.watched is not None and (complete or gone):
+            truncated = gone or account.truncated or 0 < self._max_tokens <= tokens
+            self._plane.desks.tagging.ended(self.watched, tokens, truncated)

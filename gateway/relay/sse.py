@@ -15,6 +15,7 @@ Face = Literal["openai", "responses", "anthropic", "other"]
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_CUT_OFF = re.compile(rb'"finish_reason"\s*:\s*"length"')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _RESPONSES_END = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed|cancelled)"')
 _MESSAGES_END = re.compile(rb'"type"\s*:\s*"message_stop"')
@@ -98,6 +99,11 @@ def find_tokens(data: bytes) -> tuple[int, int]:
     return prompt, output
 
 
+def cut_off(data: bytes) -> bool:
+    """Whether an answer's end says that a limit ended it."""
+    return data.find(b'"length"') >= 0 and _CUT_OFF.search(data) is not None
+
+
 class StreamWatch:
     """What a stream has shown: events, terminal, error, token counts. `strip_usage` removes the usage-only chunk that
     the gateway asked for and the client did not."""
@@ -114,6 +120,7 @@ class StreamWatch:
         "output_tokens",
         "prompt_tokens",
         "terminal",
+        "truncated",
     )
 
     def __init__(self, face: Face, strip_usage: bool) -> None:
@@ -125,7 +132,7 @@ class StreamWatch:
         self._lessons = _LESSONS_MAX
         self.events = 0
         self.terminal = False
-        self.errored = False
+        self.errored = self.truncated = False
         self.prompt_tokens = -1
         self.output_tokens = -1
 
@@ -186,6 +193,7 @@ class StreamWatch:
         if face == "openai":
             if data.find(b'"finish_reason":"') >= 0 or data.find(b'"finish_reason": "') >= 0:
                 self._finishes += len(_FINISH.findall(data))
+                self.truncated = self.truncated or cut_off(data)
             if data.find(b"[DONE]") >= 0 and _DONE.search(data):
                 self.terminal = True
         elif face == "responses":

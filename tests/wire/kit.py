@@ -21,7 +21,7 @@ import uvloop
 
 from backends.mock import MockConfig, MockEngine
 from gateway.app import App, Load
-from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Listen
+from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Listen, Tagger
 from predictor.profile import preset
 from tests.wire.peer import Answer, Peer, Sent, connect
 from tests.wire.scripted import ScriptedBackend, well
@@ -37,6 +37,7 @@ CONFIG = GatewayConfig(
     listen=Listen(data="127.0.0.1:0", control="127.0.0.1:0"),
     health=Health(interval_s=0.1, timeout_s=1.0),
     admin=Admin(key=ADMIN_KEY),
+    tagger=Tagger(mode="off"),  # its process is the business of test_tagger*.py
 )
 INSTANT = MockConfig(profile=preset("instant").profile, limits=preset("instant").limits)
 

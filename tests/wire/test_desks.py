@@ -220,7 +220,7 @@ def test_lengths_are_learned_from_what_engines_count() -> None:
         for _ in range(30):
             await rig.ask(chat(stream=True))
             await virtual_pause(0.1)
-        known = rig.app.plane.desks.lengths.estimate("m", "chat")
+        known = rig.app.plane.desks.tagging.quick("m", "chat").tag.estimate
         assert known.source != "default"
         assert known.q50 <= 16
 

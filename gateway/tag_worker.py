@@ -1,0 +1,188 @@
+"""The tagger's process: reads the ends of bodies, answers with features and with what its models guess. Shell.
+
+It sees the two ends of a body and nothing else, keeps none of it and writes nowhere. Features and trees
+come first where the encoder may be late; a question past its deadline is not put to the encoder any more, so that a
+burst never makes it fall behind. It ends when its socket does.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gateway.prompt_ends import view_of_ends
+from gateway.tag_frames import FRAME_BYTES_MAX, READY, FrameError, Question, decode_question, encode_reply
+from predictor.features import Cues, cues
+from predictor.prompts import PromptView
+from predictor.tagger_text import encoder_text, token_ids
+
+ENCODER_FIRST_S = 0.003  # an encoder's run, until one was measured
+NICE = 5  # streams go first
+Triple = tuple[float, float, float]
+
+
+class Models:
+    """Those of a folder that are there and can run. Raises what the runtime raises for a file that it can't read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._trees: Any = None
+        self._encoder: Any = None
+        self._tokens: Any = None
+        try:
+            import onnxruntime
+        except ImportError:
+            return
+        if (folder / "trees.onnx").is_file():
+            self._trees = _session(onnxruntime, folder / "trees.onnx")
+            self._trees_input = self._trees.get_inputs()[0].name
+        if (folder / "lengths.onnx").is_file() and (folder / "tokenizer.json").is_file():
+            self._load_encoder(onnxruntime, folder)
+
+    def _load_encoder(self, onnxruntime: Any, folder: Path) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            return
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokens = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+        self._encoder = _session(onnxruntime, folder / "lengths.onnx")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Which there are."""
+        return tuple([name for name, model in (("trees", self._trees), ("encoder", self._encoder)) if model is not None])
+
+    def trees(self, found: Cues) -> dict[str, Triple]:
+        """What the trees guess, if there are any."""
+        if self._trees is None:
+            return {}
+        import numpy as np
+
+        out = self._trees.run(None, {self._trees_input: np.asarray([found.numbers], np.float32)})[0]
+        return {"trees": _triple(out)}
+
+    def encoder(self, view: PromptView) -> dict[str, Triple]:
+        """What the encoder guesses."""
+        import numpy as np
+
+        ids = np.asarray([token_ids(encoder_text(view), self._tokens)], np.int64)
+        out = self._encoder.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
+        return {"encoder": _triple(out)}
+
+
+def _session(onnxruntime: Any, path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _triple(out: Any) -> Triple:
+    q10, q50, q90 = map(float, out.reshape(-1)[:3])
+    return q10, q50, q90
+
+
+class _Open:
+    """A question that the encoder still has to answer."""
+
+    __slots__ = ("guesses", "question", "said", "seen", "view")
+
+    def __init__(self, question: Question, view: PromptView, seen: Cues, guesses: dict[str, Triple]) -> None:
+        self.question = question
+        self.view = view
+        self.seen: Cues | None = seen
+        self.guesses = guesses
+
+
+class Worker:
+    """Answers what comes by the socket until that ends."""
+
+    def __init__(self, link: socket.socket, models: Models) -> None:
+        self._link = link
+        self._models = models
+        self._encodes = "encoder" in models.names
+        self._open: deque[_Open] = deque()
+        self._encoder_s = ENCODER_FIRST_S
+
+    def run(self) -> None:
+        """Serve."""
+        zero = (0.0, 0.0, 0.0)
+        self._send(encode_reply(READY, last=True, cues=None, guesses=dict.fromkeys(self._models.names, zero)))
+        while True:
+            for frame in self._frames(wait=not self._open):
+                if not frame:
+                    return
+                self._take(frame)
+            if self._open:
+                self._encode(self._open.popleft())
+
+    def _frames(self, wait: bool) -> Iterator[bytes]:
+        """What has come; an empty one is the end."""
+        while True:
+            try:
+                frame = self._link.recv(FRAME_BYTES_MAX, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                frame = b""
+            yield frame
+            if not frame:
+                return
+            wait = False
+
+    def _take(self, frame: bytes) -> None:
+        """The cheap part of an answer."""
+        try:
+            question = decode_question(frame)
+        except FrameError:
+            return
+        view = view_of_ends(question.ends, question.max_tokens)
+        seen = cues(view)
+        guesses = self._models.trees(seen) if question.models else {}
+        if not question.models or not self._encodes:
+            self._send(encode_reply(question.id, last=True, cues=seen, guesses=guesses))
+            return
+        waiting = _Open(question, view, seen, guesses)
+        self._open.append(waiting)
+        if time.monotonic() + self._encoder_s * (1 + len(self._open)) > question.due_s:
+            self._send(encode_reply(question.id, last=False, cues=seen, guesses=guesses))
+            waiting.seen, waiting.guesses = None, {}
+
+    def _encode(self, waiting: _Open) -> None:
+        question = waiting.question
+        began_s = time.monotonic()
+        if began_s <= question.due_s:
+            waiting.guesses.update(self._models.encoder(waiting.view))
+            self._encoder_s += 0.1 * (time.monotonic() - began_s - self._encoder_s)
+        else:
+            self._encoder_s *= 0.99  # a slow spell is forgotten
+        self._send(encode_reply(question.id, last=True, cues=waiting.seen, guesses=waiting.guesses))
+
+    def _send(self, frame: bytes) -> None:
+        self._link.send(frame)
+
+
+def main(fd: int, folder: str) -> None:
+    """Serve the socket `fd` with the models in `folder`, until the gateway is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICE)
+    with socket.socket(fileno=fd) as link:
+        try:
+            models = Models(Path(folder))
+        except Exception as error:
+            link.send(b"!" + f"{type(error).__name__}: {error}".encode()[:500])
+            raise
+        try:
+            Worker(link, models).run()
+        except ConnectionError:
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,286 @@
+"""Lengths in service: what is told of each answer before its dispatch, and what is learnt from it. Shell, on the loop.
+
+In front stands a cheap answer that is always there: quantiles of what was seen, by model and route. The tagger's process
+is asked where its answer can change something (tag_rules), within a bounded queue, and waited for by its deadline at
+most; then what has come until then stands, and a later answer still moves a job that waits in a line. Nothing here fails
+a request.
+"""
+
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from prometheus_client.core import Metric
+
+from gateway.config import ModelSpec
+from gateway.hindsight import Hindsight
+from gateway.jobs import Job
+from gateway.length_log import LengthLog, Row
+from gateway.prompt_ends import Ends, ends_of
+from gateway.tag_counts import TagCounts
+from gateway.tag_link import Asked, TagLink, command_of
+from gateway.tag_rules import need
+from gateway.views import View
+from predictor.features import Cues
+from predictor.length import LengthTagger, Tag
+from predictor.lengths import capped
+from predictor.request import LengthEstimate
+
+if TYPE_CHECKING:
+    from gateway.server import DataPlane
+
+KINDS_MAX = 4096
+QUICK_FRESH_S = 1.0
+OBSERVED_EVERY_S = 0.002  # answers to cheap predictions that follow faster are not all looked at
+Tell = Callable[[Asked], None]
+RUNTIME = ("onnxruntime", "tokenizers", "numpy")
+
+
+class Prompt(NamedTuple):
+    """What is read of a request to tell its length; `left_s` is how long it may still wait."""
+
+    body: bytes
+    parts: Sequence[str]
+    max_tokens: int
+    left_s: float
+
+
+class Watched:
+    """A request whose answer will be observed: one of its own once somebody looked at its prompt, until then one that all
+    of its model and route share. `asked`: the process was asked for its length."""
+
+    __slots__ = ("asked", "cues", "ends", "max_tokens", "prompt_tokens", "tag")
+
+    def __init__(self, tag: Tag, prompt_tokens: int, max_tokens: int) -> None:
+        self.tag = tag
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.cues: Cues | None = None
+        self.ends: Ends | None = None
+        self.asked = False
+
+
+class Asking(Protocol):
+    """A request that is told its length: `tagged` when it waited for that, `revised` in a line (False: no longer there).
+    `plain` is the length it would have had without, where the two are to be compared. `joins`: it wants to know only if
+    it has to wait in a line."""
+
+    watched: Watched | None
+    joins: bool
+
+    def tagged(self, lengths: LengthEstimate, plain: LengthEstimate | None) -> None: ...
+    def revised(self, lengths: LengthEstimate) -> bool: ...
+
+
+class Tagging:
+    """See the module's words. One for a process."""
+
+    def __init__(self, plane: "DataPlane") -> None:
+        self.tagger = LengthTagger()
+        self.counts = TagCounts()
+        self.link: TagLink | None = None
+        self.log: LengthLog | None = None
+        self._plane = plane
+        self._quick: dict[tuple[str, str], tuple[float, Watched]] = {}
+        self._seen_s = self._learnt_s = 0.0
+        self._due_share = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        settings = self._settings = self._plane.config.tagger
+        self._deadline_s = settings.deadline_ms / 1e3
+        self._learn_every_s = 1.0 / settings.learn_per_s if settings.learn_per_s else float("inf")
+        self._cache: OrderedDict[int, Asked] = OrderedDict()
+        self.on = settings.mode != "off"
+        if self.on and settings.log:
+            self.log = LengthLog(settings)
+        if settings.mode == "on":
+            self._linked()
+
+    def adopt(self) -> None:
+        """The configuration may have changed. What was learnt stays."""
+        if self._plane.config.tagger != self._settings:
+            self.close()
+            self._begin()
+
+    def close(self) -> None:
+        """End the process and the log."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+
+    # -- before dispatch
+
+    def quick(self, model: str, route: str) -> Watched:
+        """The cheap answer, as good as it was a moment ago."""
+        now_s = self._plane.now()
+        known = self._quick.get((model, route))
+        if known is None or now_s >= known[0]:
+            if len(self._quick) >= KINDS_MAX:
+                self._quick.clear()
+            shared = Watched(self.tagger.tag(model, route, None, {}, -1), 0, -1)
+            known = self._quick[model, route] = (now_s + QUICK_FRESH_S, shared)
+        return known[1]
+
+    def before(
+        self, request: Asking, rule: ModelSpec, job: Job, prompt: Prompt, views: Sequence[View]
+    ) -> LengthEstimate | None:
+        """A request is about to be placed: its length. None: it waits, `tagged` is called soon."""
+        wanted = need(rule, job, prompt.max_tokens, views, self._plane.now(), prompt.left_s, self._deadline_s)
+        request.joins = self._settings.skip and not wanted.skip and not wanted.holds
+        if wanted.holds or not self._settings.skip:
+            return self._hold(request, self._own(request, job, prompt), job, prompt)
+        if wanted.skip:
+            self.counts.skips[wanted.skip] += 1
+        return job.lengths
+
+    def after(self, request: Asking, job: Job, prompt: Prompt, *, waiting: bool) -> None:
+        """It is placed, or waits in a line: there it may still be told its length."""
+        if request.joins:
+            if waiting:
+                self._join(request, self._own(request, job, prompt), prompt)
+                return
+            self.counts.skips["sent"] += 1
+        if self.log is None and self.link is None:
+            return
+        now_s = self._plane.now()
+        learns = self.link is not None and now_s - self._learnt_s >= self._learn_every_s
+        if (learns or self.log is not None) and not (request.watched is not None and request.watched.asked):
+            self._learnt_s = now_s if learns else self._learnt_s
+            self._glance(self._own(request, job, prompt), prompt, models=learns)
+
+    @staticmethod
+    def _own(request: Asking, job: Job, prompt: Prompt) -> Watched:
+        shared = request.watched
+        assert shared is not None
+        watched = request.watched = Watched(shared.tag, job.prompt_tokens, prompt.max_tokens)
+        return watched
+
+    def _hold(self, request: Asking, watched: Watched, job: Job, prompt: Prompt) -> LengthEstimate | None:
+        def told(answer: Asked) -> None:
+            lengths = self._learn_of(watched, answer)
+            request.tagged(lengths, job.lengths if self._compares() else None)
+
+        def late(answer: Asked) -> None:
+            if request.revised(self._learn_of(watched, answer)):
+                self.counts.late_used += 1
+
+        known = self._ask(watched, prompt, told, late)
+        if known is not None:
+            return self._learn_of(watched, known)
+        return None if watched.asked else job.lengths
+
+    def _join(self, request: Asking, watched: Watched, prompt: Prompt) -> None:
+        def told(answer: Asked) -> None:
+            request.revised(self._learn_of(watched, answer))
+
+        known = self._ask(watched, prompt, told, told)
+        if known is not None:
+            told(known)
+
+    def _glance(self, watched: Watched, prompt: Prompt, models: bool) -> None:
+        """Look at a request only to learn from it, or to log it."""
+
+        def told(answer: Asked) -> None:
+            self._take(watched, answer)
+
+        ends = self._ends(watched, prompt)
+        self._linked().ask(ends, prompt.max_tokens, told, told, models=models)
+
+    def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell) -> Asked | None:
+        """What is remembered of such a question; else it is put, and `watched.asked` says so."""
+        ends = self._ends(watched, prompt)
+        key = hash((ends.head, ends.tail, ends.size, prompt.max_tokens))
+        known = self._cache.get(key)
+        if known is not None:
+            self._cache.move_to_end(key)
+            self.counts.cache_hits += 1
+            return known
+
+        def then(answer: Asked) -> None:
+            if answer.cause:
+                self.counts.misses[answer.cause] += 1
+            else:
+                self._remember(key, answer)
+            told(answer)
+
+        cause = self._linked().ask(ends, prompt.max_tokens, then, late)
+        watched.asked = not cause
+        if cause:
+            self.counts.misses[cause] += 1
+        return None
+
+    def _ends(self, watched: Watched, prompt: Prompt) -> Ends:
+        ends = ends_of(prompt.body, prompt.parts)
+        if self.log is not None and self._settings.log_text:
+            watched.ends = ends
+        return ends
+
+    def _remember(self, key: int, answer: Asked) -> None:
+        if self._settings.cache_entries:
+            self._cache[key] = answer
+            if len(self._cache) > self._settings.cache_entries:
+                self._cache.popitem(last=False)
+
+    def _learn_of(self, watched: Watched, answer: Asked) -> LengthEstimate:
+        """The length that is used from now on."""
+        self._take(watched, answer)
+        self.counts.layers[watched.tag.layer] += 1
+        return capped(watched.tag.estimate, watched.max_tokens)
+
+    def _take(self, watched: Watched, answer: Asked) -> None:
+        if answer.cues is not None:
+            tag = watched.tag
+            watched.cues = answer.cues
+            watched.tag = self.tagger.tag(tag.model, tag.route, answer.cues, answer.guesses, watched.max_tokens)
+
+    def _compares(self) -> bool:
+        self._due_share += self._settings.compare_share
+        if self._due_share < 1.0:
+            return False
+        self._due_share -= 1.0
+        return True
+
+    # -- at the end
+
+    def ended(self, watched: Watched, output_tokens: int, truncated: bool) -> None:
+        """An answer ended after so many tokens, or was cut off there."""
+        if output_tokens < 1:
+            return
+        now_s, tag, cues = self._plane.now(), watched.tag, watched.cues
+        if cues is None and now_s - self._seen_s < OBSERVED_EVERY_S:
+            return
+        self._seen_s = now_s
+        self.tagger.observe(tag, output_tokens, truncated)
+        self.counts.observe(tag, output_tokens, truncated)
+        if self.log is not None and cues is not None:
+            limit, prompt_tokens = watched.max_tokens, watched.prompt_tokens
+            self.log.add(Row(tag.model, tag.route, cues, limit, prompt_tokens, output_tokens, truncated, watched.ends))
+
+    # -- the process
+
+    def _linked(self) -> TagLink:
+        """The link to the process, which is started when first asked for."""
+        if self.link is None:
+            settings = self._settings
+            command = command_of(settings.models)
+            self.link = TagLink(self._plane.loop, command, settings.queue, self._deadline_s, self._on_event)
+            self.link.start()
+            missing = [name for name in RUNTIME if importlib.util.find_spec(name) is None]
+            if missing:
+                self._plane.logs.event("info", "tagger runs without models", missing=", ".join(missing), extra="tagger")
+        return self.link
+
+    def _on_event(self, what: str, text: str) -> None:
+        level = "info" if what == "up" else "warning"
+        self._plane.logs.event(level, f"tagger {what}", **({"models": text} if what == "up" else {"reason": text}))
+
+    def families(self, hindsights: Iterator[tuple[str, Hindsight]]) -> Iterator[Metric]:
+        """One scrape."""
+        link, log = self.link, self.log
+        state, restarts = (link.state, link.restarts) if link is not None else ("off", 0)
+        return self.counts.families(state, restarts, log.dropped if log is not None else 0, hindsights)
