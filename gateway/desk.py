@@ -29,6 +29,7 @@ from predictor.snapshot import ProbeReply
 __all__ = ["Action", "Desk", "Dispatch", "EngineView", "Job", "Probe"]
 
 NEVER = float("inf")
+Replies = Mapping[str, ProbeReply | None]
 
 
 def _told(action: Action, tier: int, second_s: float) -> Action:
@@ -39,8 +40,9 @@ def _told(action: Action, tier: int, second_s: float) -> Action:
 class Desk:
     """See the module's words. All instants are of one clock, and never run backwards."""
 
-    def __init__(self, rule: ModelSpec, rng: Random, *, own_dispatches: bool = True) -> None:
-        """`own_dispatches = False` lets policies see only what probes reported, as the published systems do."""
+    def __init__(self, rule: ModelSpec, rng: Random, *, own_dispatches: bool = True, reserves: bool = False) -> None:
+        """`own_dispatches = False` lets policies see only what probes reported, as the published systems do; with `reserves`
+        each dispatch is reserved there before the next probe asks, so only those during a probe are unknown to it."""
         assert rule.policy != "auto", "whoever opens the desk decides"
         self.rule = rule
         self.due_s = NEVER  # call `tick` then, if nothing happens before; infinity when nobody waits for time alone
@@ -53,6 +55,7 @@ class Desk:
         self._probing: Probing | None = PROBING[rule.policy](rule, rng) if rule.policy in PROBING else None
         self._predicts = rule.policy in PREDICTING
         self._own = OwnDispatches() if own_dispatches else None
+        self._reserves = reserves
         self._foresight = Foresight()
         self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
         self._views: Sequence[View] = ()
@@ -62,7 +65,7 @@ class Desk:
         self._line = Line(rule)
         self.gamma = Gamma()
         self._promised: dict[str, tuple[float, float]] = {}  # of those with a deadline: sent at, predicted to take
-        self._asked: dict[str, list[View]] = {}
+        self._asked: dict[str, tuple[list[View], float]] = {}  # since when
 
     def __repr__(self) -> str:
         return f"<Desk {self.rule.policy} {self.rule.binding} waiting={len(self._line)} jobs={len(self._tickets)}>"
@@ -123,15 +126,16 @@ class Desk:
         self.held_total += 1
         return []
 
-    def probed(self, job_id: str, replies: Mapping[str, ProbeReply | None], now_s: float) -> list[Action]:
+    def probed(self, job_id: str, replies: Replies, now_s: float) -> list[Action]:
         """What came back of a Probe: a name without an entry was late, None stands for a failed probe."""
         asked = self._asked.pop(job_id, None)
         ticket = self._tickets.get(job_id)
         if asked is None or ticket is None:
             return []
-        views = [view for view in asked if view in self._views and view.open(now_s) and view.usable(now_s)]
+        drawn, asked_s = asked
+        views = [view for view in drawn if view in self._views and view.open(now_s) and view.usable(now_s)]
         if views:
-            return [self._choose(ticket, views, replies, now_s)]
+            return [self._choose(ticket, views, replies, now_s, asked_s if self._reserves else -NEVER)]
         action = self._try(ticket, now_s)
         if action is None:
             self._join(ticket, now_s)
@@ -323,9 +327,9 @@ class Desk:
             return self._send(ticket, chosen, -1, self.rule.policy, NEVER, now_s)
         remote = tuple(view.name for view in drawn if view.sidecar)
         if remote:
-            self._asked[ticket.job.id] = list(drawn)
+            self._asked[ticket.job.id] = (list(drawn), now_s)
             return Probe(ticket.job, remote)
-        return self._choose(ticket, drawn, {}, now_s)
+        return self._choose(ticket, drawn, {}, now_s, now_s)
 
     def _early(self, ticket: Ticket, views: list[View], now_s: float) -> Action:
         """The plan's price, at once."""
@@ -341,8 +345,8 @@ class Desk:
                 return self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
         return self._send_by_ladder(ticket, views, cause, now_s)
 
-    def _choose(self, ticket: Ticket, views: Sequence[View], remote: Mapping[str, ProbeReply | None], now_s: float) -> Dispatch:
-        """By the policy if every reply is good, else by the ladder."""
+    def _choose(self, ticket: Ticket, views: Sequence[View], remote: Replies, now_s: float, known_s: float) -> Dispatch:
+        """By the policy if every reply is good, else by the ladder. `known_s`: see OwnDispatches."""
         assert self._probing is not None
         job, rule = ticket.job, self.rule
         replies: dict[str, ProbeReply] = {}
@@ -359,7 +363,7 @@ class Desk:
             return self._send_by_ladder(ticket, views, cause, now_s)
         if self._own is not None and remote:
             sizes = {view.name: view.mirror.limits.block_size for view in views if view.mirror is not None}
-            replies = self._own.corrected(replies, sizes, now_s)
+            replies = self._own.corrected(replies, sizes, now_s, known_s)
         chosen = self._probing.choose(job, views, now_s, replies)
         if job.plain is not None and self._predicts and not remote:
             self.hindsight.chose(job, views, chosen, replies, self._probing, self._foresight, now_s)

@@ -113,7 +113,7 @@ class Desks:
             return None
         if not config.queue.size:
             rule = replace(rule, binding="early")  # nobody may wait
-        station = self._stations[model] = Station(model, Desk(rule, self._rng))
+        station = self._stations[model] = Station(model, Desk(rule, self._rng, reserves=True))
         return station
 
     def job(

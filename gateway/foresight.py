@@ -1,5 +1,6 @@
 """Replies made here: what a sidecar would say of a replica, predicted from the gateway's own mirror. Pure."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from math import exp
@@ -8,6 +9,7 @@ from gateway.jobs import Job
 from gateway.views import View
 from predictor.forecast import Forecast
 from predictor.mirror import Mirror
+from predictor.picture import counted
 from predictor.request import Request
 from predictor.snapshot import ProbeReply
 
@@ -30,6 +32,15 @@ class Foresight:
         forecast.load(mirror.snapshot(now_s))
         request = Request(job.id, job.prompt_tokens, job.lengths.q50, job.arrival_s)
         return forecast.reply(request, hit_tokens=mirror.hit_tokens(job))
+
+    @staticmethod
+    def counts(view: View, now_s: float) -> ProbeReply | None:
+        """The same for policies that go by counts: no estimate in it, and none paid for."""
+        mirror = view.mirror
+        if mirror is None:
+            return None
+        mirror.look(now_s)
+        return counted(mirror.seats, mirror.limits, now_s)
 
     def forget(self, name: str) -> None:
         """The replica is gone."""
@@ -55,13 +66,13 @@ class OwnDispatches:
     KEPT_S = 5.0
 
     def __init__(self) -> None:
-        self._sent: dict[str, list[tuple[float, Job, float]]] = {}
+        self._sent: dict[str, deque[tuple[float, Job, float]]] = {}
 
     def add(self, job: Job, name: str, work_s: float, now_s: float) -> None:
         """`job` goes there, to be computed in `work_s` alone."""
-        sent = self._sent.setdefault(name, [])
-        if sent and now_s - sent[0][0] > self.KEPT_S:
-            sent[:] = [entry for entry in sent if now_s - entry[0] <= self.KEPT_S]
+        sent = self._sent.setdefault(name, deque())
+        while sent and now_s - sent[0][0] > self.KEPT_S:
+            sent.popleft()
         sent.append((now_s, job, work_s))
 
     def forget(self, name: str) -> None:
@@ -69,14 +80,21 @@ class OwnDispatches:
         self._sent.pop(name, None)
 
     def corrected(
-        self, replies: Mapping[str, ProbeReply], block_size: Mapping[str, int], now_s: float
+        self, replies: Mapping[str, ProbeReply], block_size: Mapping[str, int], now_s: float, known_s: float
     ) -> dict[str, ProbeReply]:
-        """The replies as they would be with what was sent since."""
-        return {name: self._corrected(name, reply, block_size.get(name, 16), now_s) for name, reply in replies.items()}
+        """The replies as they would be with what was sent since their state was taken, or since `known_s` if that is
+        later: until then each dispatch had been reserved with whoever replied."""
+        return {
+            name: self._corrected(name, reply, block_size.get(name, 16), max(known_s, now_s - reply.snapshot_age_s))
+            for name, reply in replies.items()
+        }
 
-    def _corrected(self, name: str, reply: ProbeReply, block_size: int, now_s: float) -> ProbeReply:
-        taken_s = now_s - reply.snapshot_age_s
-        since = [(job, work_s) for at_s, job, work_s in self._sent.get(name, ()) if at_s > taken_s]
+    def _corrected(self, name: str, reply: ProbeReply, block_size: int, since_s: float) -> ProbeReply:
+        since: list[tuple[Job, float]] = []
+        for at_s, job, work_s in reversed(self._sent.get(name, ())):
+            if at_s <= since_s:
+                break
+            since.append((job, work_s))
         if not since:
             return reply
         delay_s = sum(work_s for _, work_s in since)

@@ -24,16 +24,21 @@ def job(
     return Job(name, "m", prompt, LengthEstimate(output, output, output, "test"), at_s, prefix, session, 100)
 
 
-def desk(policy: PolicyName = "plan", names: tuple[str, ...] = NAMES, *, own: bool = True, **rule: object) -> Desk:
-    made = Desk(replace(ModelSpec("m", policy, ahead_tokens=0), **rule), Random(1), own_dispatches=own)  # type: ignore[arg-type]
+def desk(
+    policy: PolicyName = "plan", names: tuple[str, ...] = NAMES, *, own: bool = True, reserves: bool = False, **rule: object
+) -> Desk:
+    spec = replace(ModelSpec("m", policy, ahead_tokens=0), **rule)  # type: ignore[arg-type]
+    made = Desk(spec, Random(1), own_dispatches=own, reserves=reserves)
     for name in names:
         made.added(name, EngineView(PROFILE, LIMITS))
     return made
 
 
-def beside(policy: PolicyName, names: tuple[str, ...] = NAMES, *, own: bool = True, **rule: object) -> Desk:
+def beside(
+    policy: PolicyName, names: tuple[str, ...] = NAMES, *, own: bool = True, reserves: bool = False, **rule: object
+) -> Desk:
     """A desk whose replicas have sidecars."""
-    made = desk(policy, (), own=own, **rule)
+    made = desk(policy, (), own=own, reserves=reserves, **rule)
     for name in names:
         made.added(name, EngineView(PROFILE, LIMITS, sidecar=True))
     return made
@@ -243,6 +248,20 @@ def test_own_dispatches_are_added_to_what_a_reply_could_not_know() -> None:
         replies = {"a": reply(1.0, age_s=0.2), "b": reply(1.05, age_s=0.2)}
         assert sent(made.probed("1", replies, 0.1)) == [("1", "a")]
         assert sent(made.probed("2", replies, 0.1)) == [("2", second)]
+
+
+def test_a_dispatch_that_was_reserved_before_the_probe_counts_once() -> None:
+    replies = {"a": reply(1.0, age_s=0.2), "b": reply(1.05, age_s=0.2)}
+    for reserves, second in ((False, "b"), (True, "a")):
+        made = beside("po2", ("a", "b"), reserves=reserves)
+        made.arrived(job("1"), 0.0)
+        assert sent(made.probed("1", replies, 0.1)) == [("1", "a")]
+        made.arrived(job("2"), 0.11)
+        assert sent(made.probed("2", replies, 0.12)) == [("2", second)], "the reply at 0.12 knows of the reservation at 0.1"
+    made.arrived(job("3"), 0.13)
+    made.arrived(job("4"), 0.13)
+    assert sent(made.probed("3", replies, 0.14)) == [("3", "a")]
+    assert sent(made.probed("4", replies, 0.14)) == [("4", "b")], "asked before the third was reserved"
 
 
 def test_counts_know_own_dispatches_as_well() -> None:
