@@ -13,11 +13,12 @@ from zlib import crc32
 
 from predictor.prompts import ROLES, PromptView
 
-COUNTED_CHARS = 640  # of each end, for counting characters
-HEAD_CHARS = 144  # of the beginning, for its words
-TAIL_CHARS = 368  # of the end, for its words
-WORDS_MAX = 88
-BUCKETS = 4096
+COUNTED_CHARS = 512  # of each end, for counting characters
+HEAD_CHARS = 256  # of the beginning, for its words
+TAIL_CHARS = 352  # of the end, for its words
+WORDS_MAX = 104
+REPLY_WORDS = 12
+BUCKETS = 16_384
 
 _HINTS: tuple[tuple[str, str], ...] = (
     ("brief", "brief briefly short shortly concise concisely only just simply simple quick yes sentence"),
@@ -34,19 +35,21 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("json", "json xml yaml csv"),
     ("dialogue", "you your i my me hi hello thanks please ok"),
 )
-_HINT_OF = {word: code for code, (_, words) in enumerate(_HINTS) for word in words.split()}
+_HINT_OF = {word.encode(): code for code, (_, words) in enumerate(_HINTS) for word in words.split()}
 FEATURES: tuple[str, ...] = (
     ("log_text", "log_prompt", "log_lines", "log_words", "word_chars", "digits", "capitals", "signs", "wide")
     + ("questions", "ends_asking", "fences", "bullets", "formulas", "options")
     + tuple([name for name, _ in _HINTS])
     + ("log_asked_tokens", "log_asked_items", "continues")
     + ("reply_last", "reply_mean", "reply_longest", "replies", "turns", "role")
+    + ("reply_unfinished", "reply_code", "reply_called", "reply_asked", "log_last")
     + ("log_system", "tools", "images", "log_limit", "first_words")
 )
-_UNITS = {"word": 1.4, "sentence": 25.0, "paragraph": 110.0, "line": 14.0, "page": 600.0, "char": 0.3, "character": 0.3}
-_TOKENS_PER = {**_UNITS, **{unit + "s": tokens for unit, tokens in _UNITS.items()}, "\u5b57": 0.8}
-_GOES_ON = frozenset(("continue", "go", "more", "next", "keep", "\u7ee7"))
-_WORD = re.compile(r"[a-z]+|\d+|[^\x00-\x7f]|[^\sa-z\d]+")
+_UNITS = {"word": 1.4, "sentence": 25.0, "paragraph": 110.0, "line": 14.0, "page": 600.0, "char": 0.3, "\u5b57": 0.8}
+_TOKENS_PER = {name.encode(): tokens for unit, tokens in _UNITS.items() for name in (unit, unit + "s", unit + "acters")}
+_GOES_ON = frozenset((b"continue", b"go", b"more", b"next", b"keep", "\u7ee7".encode()))
+_WORD = re.compile(rb"[a-z]+|\d+|[\x80-\xff]{3}|[^\sa-z\d\x80-\xff]+")
+_ENDINGS = frozenset(".!?:)\"'`}]\u3002\uff01\uff1f")
 _DIGITS = b"0123456789"
 _CAPITALS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIGNS = b"{}[]()<>=+*/\\|_;#$%^&~`"
@@ -64,13 +67,13 @@ class Cues:
 def cues(view: PromptView) -> Cues:
     """What can be told of a prompt at a glance."""
     words = _words(view)
-    return Cues((*_shape(view), *_spoken(words), *_history(view), _opens(words)), _buckets(words, view.opening))
+    return Cues((*_shape(view), *_spoken(words), *_history(view), _opens(words)), _buckets(words, view))
 
 
-def _words(view: PromptView) -> list[str]:
-    """Of the beginning and of the end."""
+def _words(view: PromptView) -> list[bytes]:
+    """Of the beginning and of the end; a wide character is a word of its own."""
     ends = view.head[:HEAD_CHARS] + (view.tail or view.head[HEAD_CHARS:])[-TAIL_CHARS:]
-    words = _WORD.findall(ends.lower())
+    words = _WORD.findall(ends.encode("utf-8", "surrogatepass").lower())
     return words if len(words) <= WORDS_MAX else words[: WORDS_MAX // 4] + words[-3 * WORDS_MAX // 4 :]
 
 
@@ -99,27 +102,35 @@ def _shape(view: PromptView) -> tuple[float, ...]:
     )
 
 
-def _spoken(words: list[str]) -> list[float]:
+def _spoken(words: list[bytes]) -> list[float]:
     """Hints by kind, then logs of the tokens and of the items asked for by number ("500 words", "10 ideas"), "go on"."""
     found = [0.0] * len(_HINTS)
     tokens = items = 0.0
-    number = ""
-    for word in words:
+    for at, word in enumerate(words):
         code = _HINT_OF.get(word)
         if code is not None:
             found[code] += 1.0
-        if word in _TOKENS_PER:
-            tokens = float(number or 0) * _TOKENS_PER[word]
-        elif number and word.isalpha():
-            items = float(number)
-        if word != "-":
-            number = word if word.isdecimal() and len(word) <= 4 else ""
+        elif word.isdigit() and len(word) <= 4:
+            unit = _behind(words, at)
+            per = _TOKENS_PER.get(unit)
+            if per is not None:
+                tokens = float(word) * per
+            elif unit.isalpha():
+                items = float(word)
     found += (math.log1p(tokens), math.log1p(items), float(bool(words) and words[0] in _GOES_ON))
     return found
 
 
+def _behind(words: list[bytes], at: int) -> bytes:
+    """The word after a number, a hyphen between them or not."""
+    following = words[at + 1 : at + 3]
+    if len(following) == 2 and following[0] == b"-":
+        return following[1]
+    return following[0] if following else b""
+
+
 def _history(view: PromptView) -> tuple[float, ...]:
-    replies = view.replies
+    replies, tail = view.replies, view.reply_tail.rstrip()
     return (
         math.log1p(replies[-1]) if replies else -1.0,
         math.log1p(sum(replies) / len(replies)) if replies else -1.0,
@@ -127,6 +138,11 @@ def _history(view: PromptView) -> tuple[float, ...]:
         float(len(replies)),
         float(view.turns),
         _ROLE_CODE.get(view.last_role, 0.0),
+        float(bool(tail) and tail[-1:] not in _ENDINGS),
+        float("```" in tail or ";\n" in tail or "}" in tail),
+        float(view.reply_called),
+        float("?" in tail[-48:]),
+        math.log1p(view.last_chars),
         math.log1p(view.system_chars),
         math.log1p(view.tools),
         float(view.images) + 0.5 * view.json_asked,
@@ -134,12 +150,15 @@ def _history(view: PromptView) -> tuple[float, ...]:
     )
 
 
-def _opens(words: list[str]) -> float:
+def _opens(words: list[bytes]) -> float:
     """How the text begins, as a number in 0..1: trees can split it, and nothing else is meant by it."""
-    return crc32(" ".join(words[:2]).encode("utf-8", "surrogatepass")) / 2**32
+    return crc32(b" ".join(words[:2])) / 2**32
 
 
-def _buckets(words: list[str], opening: str) -> tuple[int, ...]:
-    found = {crc32(word.encode("utf-8", "surrogatepass")) % BUCKETS for word in set(words)}
-    found.add(crc32(b"^" + opening[:24].encode("utf-8", "surrogatepass")) % BUCKETS)
+def _buckets(words: list[bytes], view: PromptView) -> tuple[int, ...]:
+    """Of the words, of how the prompt opens, and of the words that the last reply ended with, apart from the others."""
+    found = {crc32(word) % BUCKETS for word in words}
+    found.add(crc32(b"^" + view.opening[:24].encode("utf-8", "surrogatepass")) % BUCKETS)
+    for word in view.reply_tail[-96:].lower().split()[-REPLY_WORDS:]:
+        found.add(crc32(b"<" + word.encode("utf-8", "surrogatepass")) % BUCKETS)
     return tuple(found)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 HEAD_CHARS = 4096
 TAIL_CHARS = 4096
+REPLY_CHARS = 128
+OPENING_CHARS = 64
 TURNS_MAX = 64
 PARTS_MAX = 32
 ROLES = ("user", "assistant", "tool", "system")
@@ -27,7 +29,10 @@ class PromptView:
     system_chars: int = 0
     opening: str = ""  # how the prompt begins: tells templates and applications apart
     replies: tuple[int, ...] = ()  # earlier assistant turns, oldest first
+    reply_tail: str = ""  # how the last of them ended
+    reply_called: bool = False  # ... or it called a tool
     turns: int = 0  # of the user
+    last_chars: int = 0  # of the last turn, whoever said it
     last_role: str = "user"
     tools: int = 0
     images: int = 0
@@ -38,7 +43,12 @@ class PromptView:
 class _Reading:
     """What is gathered while the turns are read, the latest first."""
 
-    __slots__ = ("all_chars", "images", "last_role", "opening", "replies", "system_chars", "text", "turns")
+    __slots__ = ("all_chars", "called", "images", "last_chars", "last_role", "opening", "replies") + (
+        "reply_tail",
+        "system_chars",
+        "text",
+        "turns",
+    )
 
     def __init__(self) -> None:
         self.text: str | None = None
@@ -46,26 +56,32 @@ class _Reading:
         self.system_chars = 0
         self.opening = ""
         self.replies: list[int] = []
+        self.reply_tail = ""
+        self.called = False
         self.turns = 0
+        self.last_chars = 0
         self.last_role = ""
         self.images = 0
 
-    def turn(self, role: str, text: str, images: int) -> None:
-        self.all_chars += len(text)
+    def turn(self, role: str, text: str, images: int, called_chars: int = 0) -> None:
+        self.all_chars += len(text) + called_chars
         self.images += images
-        self.last_role = self.last_role or role
+        if not self.last_role:
+            self.last_role, self.last_chars = role, len(text)
         if role == "user":
             self.turns += 1
             if self.text is None and (text or images):
                 self.text = text
         elif role == "assistant":
-            self.replies.append(len(text))
+            if not self.replies:
+                self.reply_tail, self.called = text[-REPLY_CHARS:], called_chars > 0
+            self.replies.append(len(text) + called_chars)
         elif role == "system":
             self.system(text)
 
     def system(self, text: str) -> None:
         self.system_chars += len(text)
-        self.opening = text[:64]
+        self.opening = text[:OPENING_CHARS]
 
 
 def view_of(parsed: Mapping[str, object], max_tokens: int = -1) -> PromptView:
@@ -89,9 +105,12 @@ def view_of(parsed: Mapping[str, object], max_tokens: int = -1) -> PromptView:
         text_chars=len(text),
         all_chars=reading.all_chars,
         system_chars=reading.system_chars,
-        opening=reading.opening or text[:64],
+        opening=reading.opening or text[:OPENING_CHARS],
         replies=tuple(reversed(reading.replies)),
+        reply_tail=reading.reply_tail,
+        reply_called=reading.called,
         turns=reading.turns,
+        last_chars=reading.last_chars,
         last_role=reading.last_role or "user",
         tools=len(tools) if isinstance(tools, list) else 0,
         images=reading.images,
@@ -116,8 +135,8 @@ def _read(reading: _Reading, turns: object) -> None:
                 reading.turn(*_turn(turn))
 
 
-def _turn(turn: Mapping[str, object]) -> tuple[str, str, int]:
-    """Role, text, number of images."""
+def _turn(turn: Mapping[str, object]) -> tuple[str, str, int, int]:
+    """Role, text, number of images, characters of the tool calls in it."""
     role = turn.get("role")
     if not isinstance(role, str):
         role = "tool" if turn.get("type") == "function_call_output" else "assistant"
@@ -129,7 +148,24 @@ def _turn(turn: Mapping[str, object]) -> tuple[str, str, int]:
     if role == "user" and isinstance(content, list) and content and _all_tool_results(content):
         role = "tool"
     text, images = _text(content if content is not None else turn.get("output"))
-    return role, text, images
+    return role, text, images, _called_chars(turn, content)
+
+
+def _called_chars(turn: Mapping[str, object], content: object) -> int:
+    """About how long the tool calls of an assistant's turn are, in any face's form."""
+    calls = turn.get("tool_calls")
+    if turn.get("type") == "function_call":
+        calls = [turn]
+    elif isinstance(content, list) and not calls:
+        calls = [part for part in content[-PARTS_MAX:] if isinstance(part, dict) and part.get("type") == "tool_use"]
+    if not isinstance(calls, list):
+        return 0
+    chars = 0
+    for call in calls[:PARTS_MAX]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        arguments = function.get("arguments", function.get("input")) if isinstance(function, dict) else None
+        chars += 32 + (len(arguments) if isinstance(arguments, str | dict) else 0) * (1 if isinstance(arguments, str) else 24)
+    return chars
 
 
 def _all_tool_results(parts: Iterable[object]) -> bool:
