@@ -14,13 +14,15 @@ Kind = Literal["unknown", "generate", "pooling"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What probing found out about a backend. `max_model_len` in tokens, 0 when unknown."""
+    """What probing found out about a backend. `max_model_len` in tokens, 0 when unknown; `scheduling` is how it orders its
+    queue, as config.Scheduling has it, "" when it does not say."""
 
     engine: str
     version: str = ""
     models: tuple[str, ...] = ()
     kind: Kind = "unknown"
     max_model_len: int = 0
+    scheduling: str = ""
 
 
 @dataclass(frozen=True, slots=True)

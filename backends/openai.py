@@ -25,6 +25,15 @@ def listed_models(reply: Reply) -> tuple[tuple[str, ...], int, str]:
     return tuple(ids), min(lengths, default=0), owner
 
 
+async def told(http: ControlHttp, path: str) -> dict[str, object]:
+    """The JSON object there; empty where there is none."""
+    try:
+        reply = await http.get(path)
+        return reply.json() if reply.status == 200 else {}
+    except ProbeFailedError:
+        return {}
+
+
 class OpenAIAdapter:
     """Identity and health by GET /v1/models; liveness of generation by one token."""
 
@@ -33,7 +42,8 @@ class OpenAIAdapter:
     async def identify(self, http: ControlHttp) -> Identity:
         """What the server is. Raises ProbeFailedError."""
         models, length, _ = listed_models(ok(await http.get("/v1/models"), "/v1/models"))
-        return Identity(self.engine, await self.version(http), models, await self.kind(http), length)
+        version, kind = await self.version(http), await self.kind(http)
+        return Identity(self.engine, version, models, kind, length, await self.scheduling(http))
 
     async def version(self, http: ControlHttp) -> str:
         """The engine's version, "" when it does not say."""
@@ -42,6 +52,10 @@ class OpenAIAdapter:
     async def kind(self, http: ControlHttp) -> Kind:
         """Whether it generates or pools."""
         return "unknown"
+
+    async def scheduling(self, http: ControlHttp) -> str:
+        """How it orders its queue, "" when it does not say. Raises nothing: a server that cannot tell is still usable."""
+        return ""
 
     async def check(self, http: ControlHttp) -> None:
         """One health probe. Raises ProbeFailedError."""

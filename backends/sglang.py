@@ -5,7 +5,8 @@ Known from the wheel's source and a stub made of its request models; not run on 
 
 from backends.base import ControlHttp, EngineReport, Kind, Reply
 from backends.metrics_text import samples
-from backends.openai import OpenAIAdapter, ok
+from backends.openai import OpenAIAdapter, ok, told
+from backends.priorities import sglang_scheduling
 
 
 class SglangAdapter(OpenAIAdapter):
@@ -27,6 +28,10 @@ class SglangAdapter(OpenAIAdapter):
         if generation is None:
             return "unknown"
         return "generate" if generation else "pooling"
+
+    async def scheduling(self, http: ControlHttp) -> str:
+        """From /server_info."""
+        return sglang_scheduling(await told(http, "/server_info"))
 
     async def check(self, http: ControlHttp) -> None:
         """GET /health."""

@@ -2,7 +2,8 @@
 
 from backends.base import ControlHttp, EngineReport, Kind, ProbeFailedError
 from backends.metrics_text import labels_of, samples
-from backends.openai import OpenAIAdapter, ok
+from backends.openai import OpenAIAdapter, ok, told
+from backends.priorities import vllm_scheduling
 
 
 class VllmAdapter(OpenAIAdapter):
@@ -20,6 +21,10 @@ class VllmAdapter(OpenAIAdapter):
     async def kind(self, http: ControlHttp) -> Kind:
         """By whether a pooling-only route exists. Not from /openapi.json: making it holds vLLM's loop for a second."""
         return "generate" if (await http.get("/pooling")).status == 404 else "pooling"
+
+    async def scheduling(self, http: ControlHttp) -> str:
+        """From /server_info, which only a server in dev mode has."""
+        return vllm_scheduling(await told(http, "/server_info?config_format=json"))
 
     async def check(self, http: ControlHttp) -> None:
         """GET /health."""

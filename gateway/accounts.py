@@ -5,6 +5,9 @@ The end kinds are those of the reliability goal: each accepted request has exact
 
 from typing import Literal
 
+from gateway.config import KeySpec
+from gateway.slo import NEVER, Promise
+
 End = Literal["complete", "refused", "failed_before_first_byte", "failed_in_stream", "client_gone"]
 
 
@@ -29,20 +32,57 @@ class Account:
     events: int = 0
     prompt_tokens: int = -1
     output_tokens: int = -1
+    truncated: bool = False  # the answer was cut off at a limit, as its engine says
     hit_tokens: int = 0  # of the prompt, expected in the engine's cache
     predicted_s: float = -1.0  # seconds from dispatch to the first token, as predicted
-    truncated: bool = False  # the answer was cut off at a limit, as its engine says
     accepted_s: float = -1.0
     dispatched_s: float = -1.0
     sent_s: float = -1.0
     first_byte_s: float = -1.0
     finished_s: float = 0.0
+    owner: str = ""  # the SHA-256 of the key; "" of an open gateway
+    weight: float = 1.0  # of the key, among those that wait
+    tenant: str = ""  # whom its share in the line is counted for
+    promise: Promise | None = None
+    deadline_s: float = NEVER  # the instant by which the first token is promised
+    tier: int = 1
+    second_s: float = 0.0  # of the wait, in tier 2
+    tag_s: float = 0.0  # of the wait, to know how long the answer may be
+    probe_s: float = 0.0  # of the wait, for sidecars
+    first_dispatched_s: float = -1.0  # of the first attempt
+    asked_tokens: int = 0  # of the prompt, as estimated
+    expected_tokens: int = 0  # of the answer
+    work_s: float = -1.0  # predicted seconds to compute the prompt alone
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
 
     def __repr__(self) -> str:
         return f"<Account {self.request_id} {self.route} {self.model} {self.status} {self.end}>"
+
+    def sent_by(self, key: KeySpec) -> None:
+        """Whose request it is."""
+        self.key, self.owner = key.name, key.sha256
+        if key.weight != 1.0:
+            self.weight = key.weight
+
+    def first_token_due_s(self, decode_s: float) -> float:
+        """The instant by which the first token must come, so that `decode_s` after it all of the promise is kept."""
+        promise = self.promise
+        assert promise is not None
+        self.deadline_s = self.arrived_s + min(promise.ttft_s, promise.e2e_s - decode_s)
+        return self.deadline_s
+
+    @property
+    def counted_tokens(self) -> int:
+        """Prompt tokens that are counted on the key when the request comes: by its size."""
+        return self.body_bytes // 4
+
+    @property
+    def uncounted_tokens(self) -> int:
+        """Tokens that were not counted then, once all of them are known."""
+        output = self.output_tokens if self.output_tokens >= 0 else self.events
+        return output + max(0, self.prompt_tokens - self.counted_tokens)
 
     @property
     def ttft_s(self) -> float:

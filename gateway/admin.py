@@ -102,7 +102,7 @@ class ControlPlane:
 
     def _local(self, route: LocalRoute) -> web.Response:
         """As the data listener answers it."""
-        status, headers, body = self._plane.local_answer(route)
+        status, headers, body = self._plane.local_answer(route, "")
         return web.Response(status=status, body=body, headers=[(n.decode(), v.decode()) for n, v in headers])
 
     async def _openapi(self, request: web.Request) -> web.Response:

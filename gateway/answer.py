@@ -13,6 +13,8 @@ from gateway.relay.http1 import LAST_CHUNK, chunk
 from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
 from gateway.relay.sse import EventFramer, StreamWatch, cut_off, error_event, find_tokens
+from gateway.slo import NEVER
+from gateway.spending import predicted_ttft_s
 
 if TYPE_CHECKING:
     from gateway.relay.downstream import ClientConnection
@@ -209,9 +211,19 @@ def own_lines(account: Account) -> bytes:
         (account.dispatched_s - account.accepted_s) * 1e3,
         (account.sent_s - account.dispatched_s) * 1e3,
     )
+    lines += b", predict;dur=%.2f\r\n" % (account.predicted_s * 1e3) if account.predicted_s >= 0 else b"\r\n"
+    return lines if account.promise is None else lines + promise_lines(account)
+
+
+def promise_lines(account: Account) -> bytes:
+    """What is told of a promise: what was left of its budget when the answer began, its tier, the first token foretold."""
+    lines = b"x-leeway-tier: %d\r\n" % account.tier
+    if account.deadline_s < NEVER:
+        begun_s = account.first_byte_s if account.first_byte_s >= 0 else account.sent_s
+        lines += b"x-leeway-budget-left-ms: %d\r\n" % int((account.deadline_s - begun_s) * 1e3)
     if account.predicted_s >= 0:
-        return lines + b", predict;dur=%.2f\r\n" % (account.predicted_s * 1e3)
-    return lines + b"\r\n"
+        lines += b"x-leeway-predicted-ttft-ms: %d\r\n" % int(predicted_ttft_s(account) * 1e3)
+    return lines
 
 
 def write_own(

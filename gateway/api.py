@@ -16,7 +16,7 @@ from backends.base import Kind
 from gateway.relay.requests import RequestHead
 from gateway.relay.sse import Face
 
-Local = Literal["livez", "readyz", "health", "models", "model", "root", "options"]
+Local = Literal["livez", "readyz", "health", "models", "model", "root", "options", "request"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ LOCAL: dict[bytes, LocalRoute] = {
 _OTHER_V1 = Route()
 _RESPONSES = b"/v1/responses/"
 _MODELS = b"/v1/models/"
+_REQUESTS = b"/v1/requests/"
 GATEWAY_ONLY = ("/v1/models", "/health", "/livez", "/readyz")
 
 
@@ -96,6 +97,7 @@ class Refusal(Exception):
         may_have_run: bool = False,
         param: str | None = None,
         allow: bytes = b"",
+        wait_s: float = -1.0,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -105,6 +107,7 @@ class Refusal(Exception):
         self.may_have_run = may_have_run
         self.param = param
         self.allow = allow
+        self.wait_s = wait_s  # how long it would have had to wait, where that is known
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -112,6 +115,8 @@ class Refusal(Exception):
         out = [(b"content-type", b"application/json")]
         if self.retry_after_s:
             out.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.wait_s >= 0:
+            out.append((b"x-leeway-expected-wait-ms", b"%d" % int(self.wait_s * 1e3)))
         if self.may_have_run:
             out.append((b"x-should-retry", b"false"))
         if self.status == 405 and self.allow:
@@ -164,6 +169,8 @@ def route(head: RequestHead) -> Route | LocalRoute:
     local = LOCAL.get(path)
     if local is None and path.startswith(_MODELS) and len(path) > len(_MODELS):
         local = LocalRoute("model", unquote(path[len(_MODELS) :].decode()))
+    if local is None and path.startswith(_REQUESTS) and len(path) > len(_REQUESTS):
+        local = LocalRoute("request", unquote(path[len(_REQUESTS) :].decode()))
     if local is not None:
         if method in (b"GET", b"HEAD") or (path == b"/ping" and method == b"POST"):
             return local

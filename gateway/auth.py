@@ -7,8 +7,12 @@ nothing about a key's text, and the final comparison is hmac.compare_digest. The
 import hashlib
 import hmac
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gateway.config import KeySpec
+from gateway.config import KeyLimits, KeySpec
+
+if TYPE_CHECKING:
+    from gateway.rates import Rates
 
 
 @dataclass(slots=True)
@@ -17,6 +21,13 @@ class Client:
 
     spec: KeySpec
     in_flight: int = 0
+    rates: "Rates | None" = None
+
+    def left(self, tokens: int, now_s: float) -> None:
+        """One request is over; so many tokens more than its prompt as counted."""
+        self.in_flight -= 1
+        if self.rates is not None:
+            self.rates.settle(tokens, now_s)
 
     def enter(self) -> bool:
         """Count one more request, if the key's concurrency limit allows it."""
@@ -27,11 +38,20 @@ class Client:
         return True
 
 
+def _rates(limits: KeyLimits) -> "Rates | None":
+    """What counts them, where there is something to count."""
+    if not limits.requests_per_min and not limits.tokens_per_min:
+        return None
+    from gateway.rates import Rates  # its library is large
+
+    return Rates(limits)
+
+
 class Keyring:
     """All client keys. Without any, everybody is let in as one client."""
 
     def __init__(self, keys: tuple[KeySpec, ...]) -> None:
-        self._clients = {bytes.fromhex(key.sha256): Client(key) for key in keys}
+        self._clients = {bytes.fromhex(key.sha256): Client(key, rates=_rates(key.limits)) for key in keys}
         self._open = Client(KeySpec(sha256="", name="anonymous")) if not keys else None
 
     def find(self, authorization: bytes | None, api_key: bytes | None) -> Client | None:
@@ -64,5 +84,8 @@ class Keyring:
         if not digest and self._open is not None:
             self._open = before
         elif digest in self._clients:
-            before.spec = self._clients[digest].spec
+            after = self._clients[digest]
+            if before.spec.limits != after.spec.limits:
+                before.rates = after.rates
+            before.spec = after.spec
             self._clients[digest] = before

@@ -14,14 +14,13 @@ from random import Random
 from gateway.config import ModelSpec
 from gateway.foresight import Foresight, OwnDispatches
 from gateway.hindsight import Hindsight
-from gateway.jobs import Action, Dispatch, Job, Probe
-from gateway.line import Line
+from gateway.jobs import Action, Dispatch, Job, Probe, told
+from gateway.line import Guard, Line
 from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk, wrong
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
 from gateway.views import EngineView, View
-from predictor.budget import Gamma
 from predictor.request import LengthEstimate
 from predictor.seats import Progress
 from predictor.snapshot import ProbeReply
@@ -30,11 +29,6 @@ __all__ = ["Action", "Desk", "Dispatch", "EngineView", "Job", "Probe"]
 
 NEVER = float("inf")
 Replies = Mapping[str, ProbeReply | None]
-
-
-def _told(action: Action, tier: int, second_s: float) -> Action:
-    """The same, with where in the line it comes from."""
-    return replace(action, tier=tier, second_s=second_s) if isinstance(action, Dispatch) else action
 
 
 class Desk:
@@ -63,8 +57,7 @@ class Desk:
         self._blind = False  # some view has no mirror: nothing can be planned
         self._tickets: dict[str, Ticket] = {}
         self._line = Line(rule)
-        self.gamma = Gamma()
-        self._promised: dict[str, tuple[float, float]] = {}  # of those with a deadline: sent at, predicted to take
+        self.guard = Guard()
         self._asked: dict[str, tuple[list[View], float]] = {}  # since when
 
     def __repr__(self) -> str:
@@ -153,16 +146,13 @@ class Desk:
         ticket = self._tickets.get(job_id)
         if ticket is not None and ticket.view is not None and ticket.view.mirror is not None:
             ticket.view.mirror.first_token(job_id, now_s)
-            if job_id in self._promised:
-                sent_s, predicted_s = self._promised.pop(job_id)
-                self.gamma.saw(ticket.job.class_name, predicted_s, now_s - sent_s)
+            self.guard.first_token(ticket.job, now_s)
         return self._go_on(now_s) if self._line else []
 
     def finished(self, job_id: str, output_tokens: int, now_s: float) -> list[Action]:
         """The job's answer is complete."""
         ticket = self._tickets.pop(job_id, None)
-        if self._promised:
-            self._promised.pop(job_id, None)
+        self.guard.gone(job_id)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
@@ -173,8 +163,7 @@ class Desk:
         """The job is gone: cancelled while it waited, or failed or cancelled where it was. It may arrive again."""
         ticket = self._tickets.pop(job_id, None)
         self._asked.pop(job_id, None)
-        if self._promised:
-            self._promised.pop(job_id, None)
+        self.guard.gone(job_id)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
@@ -197,7 +186,7 @@ class Desk:
             return []
         tier, second_s = self._line.remove(ticket, now_s, sent=True)
         sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
-        return [_told(sent, tier, second_s)]
+        return [told(sent, tier, second_s)]
 
     def revise(self, job_id: str, lengths: LengthEstimate, now_s: float) -> list[Action] | None:
         """It turned out how long the answer may be. None when the job waits no more: it changes nothing."""
@@ -219,14 +208,15 @@ class Desk:
         ticket.key = order_key(ticket, self.rule) if self._late else job.arrival_s
         if job.deadline_s < NEVER:
             line.knows_slo = True
-        line.join(ticket, now_s, self.service_s(ticket) if line.knows_slo else 0.0)
+        line.join(ticket, now_s, self.guard.service_s(ticket, self._views) if line.knows_slo else 0.0)
 
-    def service_s(self, ticket: Ticket) -> float:
-        """Guarded seconds that a prompt takes alone, where it takes least."""
-        tokens = ticket.job.prompt_tokens
-        mirrors = [view.mirror for view in self._views if view.mirror is not None]
-        alone_s = min([mirror.work_s(tokens, min(ticket.best_hit, tokens - 1)) for mirror in mirrors], default=0.0)
-        return self.gamma.of(ticket.job.class_name) * alone_s
+    def decode_s(self, tokens: int) -> float:
+        """Seconds that so many tokens take where they take least, as far as is known."""
+        return tokens * min([lane.mirror.step_s * lane.mirror.pace for lane in self._lanes], default=0.0)
+
+    def asks(self, job_id: str) -> bool:
+        """Whether sidecars are being asked for that job."""
+        return job_id in self._asked
 
     def _go_on(self, now_s: float, fresh: Ticket | None = None) -> list[Action]:
         """Dispatch whoever can go."""
@@ -240,7 +230,7 @@ class Desk:
                 for ticket, lane, hit_tokens, ttft_s in walk(self._in_order(now_s), self._lanes, self.rule, now_s):
                     tier, second_s = self._line.remove(ticket, now_s, sent=True)
                     sent = self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
-                    actions.append(_told(sent, tier, second_s) if second_s or tier != 1 else sent)
+                    actions.append(told(sent, tier, second_s) if second_s or tier != 1 else sent)
             except UntrustedError as error:
                 cause = str(error)
         if cause:
@@ -292,7 +282,7 @@ class Desk:
             views = self._open_views(ticket, now_s)
             if views:
                 tier, second_s = self._line.remove(ticket, now_s, sent=True)
-                actions.append(_told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
+                actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
         return actions
 
     def _release(self, now_s: float) -> list[Action]:
@@ -302,7 +292,7 @@ class Desk:
             action = self._try(ticket, now_s)
             if action is not None:
                 tier, second_s = self._line.remove(ticket, now_s, sent=True)
-                actions.append(_told(action, tier, second_s))
+                actions.append(told(action, tier, second_s))
         return actions
 
     # -- one job
@@ -391,7 +381,6 @@ class Desk:
             reckoned_s = mirror.dispatched(job, hit_tokens, now_s)
             if ttft_s == NEVER:
                 ttft_s = reckoned_s
-            if job.deadline_s < NEVER:
-                self._promised[job.id] = (now_s, ttft_s)
+            self.guard.sent(job, ttft_s, now_s)
         ticket.hits.clear()
         return Dispatch(job, view.name, max(0, hit_tokens), reason, nan if ttft_s == NEVER else ttft_s)

@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from gateway.accounts import Account
 from gateway.desk import Action, Desk
 from gateway.engines import Engines
 from gateway.fleet import Replica
@@ -106,8 +107,9 @@ class Desks:
         config = self._plane.config
         rule = config.model(model)
         if rule.policy == "auto":
-            if sum([model in replica.models for replica in self._plane.fleet]) < 2:
-                return None
+            served = sum([model in replica.models for replica in self._plane.fleet])
+            if served < 2 and not config.classes:
+                return None  # nobody to choose among, and no promise to wait for
             rule = replace(rule, policy="plan")
         if rule.policy in COUNTING or len(self._stations) >= MODELS_MAX:
             return None
@@ -116,21 +118,24 @@ class Desks:
         station = self._stations[model] = Station(model, Desk(rule, self._rng, reserves=True))
         return station
 
-    def job(
-        self, model: str, session: str, route: str, body: bytes, fields: BodyFields, arrival_s: float, request_id: str = ""
-    ) -> Job:
+    def job(self, model: str, session: str, account: Account, body: bytes, fields: BodyFields) -> Job:
         """A request as a desk sees it."""
         self._count += 1
-        lengths = self.tagging.quick(model, route).tag.estimate
+        lengths = self.tagging.quick(model, account.route).tag.estimate
+        promise = account.promise
         return Job(
             str(self._count),
             model,
             prompt_tokens(len(body)),
             capped(lengths, fields.max_tokens) if 0 < fields.max_tokens < lengths.q90 else lengths,
-            arrival_s,
+            account.accepted_s,
             prefix_hashes(body, fields.parts),
             session,
-            request_id=request_id,
+            request_id=account.request_id,
+            deadline_s=account.deadline_s,
+            class_name=promise.class_name if promise is not None else "",
+            tenant=account.tenant or (account.key if account.owner else ""),
+            tenant_weight=account.weight,
         )
 
     def join(self, placement: "Placement", station: Station, job: Job, views: Sequence[Replica], avoid: frozenset[str]) -> None:
@@ -232,7 +237,7 @@ class Desks:
 
     def _probe_client(self, station: Station, view: Replica) -> None:
         if station.client is None:
-            station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, _unix_ms)
+            station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, unix_ms)
         station.client.added(view.name, view.spec.sidecar, view.spec.sidecar_token)
 
     # -- actions
@@ -253,12 +258,15 @@ class Desks:
                 placement.sent_by_desk(replica, action)
             else:
                 assert station.client is not None
+                placement.probes()
                 station.client.ask(action.names, action.job, partial(self._probed, station, action.job))
         if station.desk.waiting or station.timer is not None:
             self._arm(station)
 
     def _probed(self, station: Station, job: Job, replies: Mapping[str, ProbeReply | None]) -> None:
-        if job.id in self._placements:
+        placement = self._placements.get(job.id)
+        if placement is not None:
+            placement.probed()
             self._refresh(station)
             self._carry_out(station, station.desk.probed(job.id, replies, self._plane.now()))
 
@@ -285,5 +293,6 @@ class Desks:
         self._carry_out(station, station.desk.tick(self._plane.now()))
 
 
-def _unix_ms() -> int:
+def unix_ms() -> int:
+    """The wall clock, for what leaves this machine."""
     return time.time_ns() // 1_000_000

@@ -70,6 +70,11 @@ class Replica(View):
     def models(self) -> tuple[str, ...]:
         return self.identity.models or self.spec.models
 
+    @property
+    def scheduling(self) -> str:
+        """How its engine orders its queue, as configured or as it says; "" when nobody says."""
+        return self.spec.scheduling if self.spec.scheduling != "auto" else self.identity.scheduling
+
     def serves(self, kind: Kind) -> bool:
         """Whether a route of that kind can be answered there, as far as is known."""
         return kind == "unknown" or self.identity.kind in ("unknown", kind)

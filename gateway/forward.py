@@ -8,11 +8,12 @@ out, else one error event behind a whole event and a close without a normal end,
 
 from typing import TYPE_CHECKING
 
-from gateway import refusals
+from gateway import promises, refusals
 from gateway.accounts import Account, End
 from gateway.answer import Answer, write_own
 from gateway.api import Refusal, unknown_model
 from gateway.deadlines import overdue
+from gateway.desks import unix_ms
 from gateway.dispatch import Ask
 from gateway.fleet import Replica
 from gateway.intake import Intake
@@ -24,7 +25,7 @@ from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
 from gateway.relay.splice import EMPTY, BodyFields, Piece
 from gateway.relay.upstream import Lost, UpstreamConnection
-from gateway.signals import queue_limit_s, request_id
+from gateway.signals import request_id
 
 if TYPE_CHECKING:
     from gateway.relay.downstream import ClientConnection
@@ -72,7 +73,8 @@ class Exchange:
         intake.judge(head, length)
         verdict = intake.verdict
         account.route = verdict.local.what if verdict.local is not None else verdict.route.label
-        account.key = verdict.client.spec.name if verdict.client is not None else ""
+        if verdict.client is not None:
+            account.sent_by(verdict.client.spec)
         if intake.refusal is None and head.expects_continue and self._client.first_in_line:
             self._client.write(CONTINUE)
         return intake.wants_upload
@@ -95,7 +97,7 @@ class Exchange:
         if intake.refusal is not None:
             self.refuse(intake.refusal)
         elif intake.verdict.local is not None:
-            self._answer_own(*self._plane.local_answer(intake.verdict.local), "complete", "")
+            self._answer_own(*self._plane.local_answer(intake.verdict.local, account.owner), "complete", "")
         else:
             self._phase = "parse"
             try:
@@ -131,29 +133,25 @@ class Exchange:
         if model is None:
             raise unknown_model(fields.model, plane.known_models())
         account.model = model
-        self._enter_key()
-        self._pieces, self._strip = intake.edited(intake.body, fields, model)
         verdict = intake.verdict
+        if verdict.asked is not None or plane.has_classes or fields.agent_deadline_s < NEVER:
+            promises.promise(plane.classes, verdict.client, verdict.asked, account, fields)
+        self._entered = promises.enter(verdict.client, account, plane.now())
+        self._pieces, self._strip = intake.edited(intake.body, fields, model)
         ask = Ask(model, verdict.session or fields.session, len(intake.body) // 4)
-        due_s = account.accepted_s + queue_limit_s(head.values, plane.config.queue.timeout_s)
+        due_s = promises.due_s(account, head.values, plane.config.queue.timeout_s)
         placement = self._placement = Placement(plane, self, ask, verdict.route.kind, fields.stream, due_s)
+        placement.admit_now = verdict.asked is not None and verdict.asked.admit_now
         if plane.fleet.has_drops:
             placement.avoid_droppers(intake.liken() or 0)
         placement.begin(intake.body, fields)
-
-    def _enter_key(self) -> None:
-        key = self._intake.verdict.client
-        assert key is not None
-        if not key.enter():
-            raise refusals.concurrency_limit()
-        self._entered = True
 
     def _pin(self, response_id: str) -> None:
         """A stored response lives on the backend that made it, for the key that asked for it."""
         plane, key = self._plane, self._intake.verdict.client
         replica = plane.home(response_id, key.spec.sha256 if key is not None else "")
         self.account.model = self._fields.model or (replica.models[0] if replica.models else "")
-        self._enter_key()
+        self._entered = promises.enter(key, self.account, plane.now())
         self._placement = Placement(plane, self, None, self._intake.verdict.route.kind, self._fields.stream, NEVER)
         self._placement.go(replica)
 
@@ -166,7 +164,8 @@ class Exchange:
     def on_connecting(self) -> None:
         """A replica is chosen, a connection is being made; connecting has its own limit."""
         self._phase = "connect"
-        self._client.due_s = self._plane.now() + self._plane.timeouts.connect_s + CONNECT_SLACK_S
+        due_s = self._plane.now() + self._plane.timeouts.connect_s + CONNECT_SLACK_S
+        self._client.due_s = promises.strict_due_s(self.account, due_s)
 
     def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None:
         """Send the request. From here on it may have run."""
@@ -176,6 +175,10 @@ class Exchange:
         now_s = account.sent_s = plane.now()
         self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
         lines = verdict.lines_identity if self._strip else verdict.lines
+        replica = self._replica
+        if account.promise is not None or replica.scheduling:
+            more, pieces = promises.outgoing(plane.config, account, replica, self._fields, pieces, now_s, unix_ms())
+            lines += more
         size = len(pieces[0]) if len(pieces) == 1 else sum([len(piece) for piece in pieces])
         name = account.request_id.encode()
         request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, name, pool.as_session)
@@ -283,7 +286,8 @@ class Exchange:
         """A deadline passed; which one depends on the phase."""
         if self._phase == "queue":
             if self._placement is None or not self._placement.insist():
-                self.refuse(refusals.queue_timeout(self._plane.drain_wait_s(self.account.model)))
+                wait_s = self._plane.drain_wait_s(self.account.model)
+                self.refuse(promises.waited_too_long(self.account, self._placement, wait_s, now_s))
         elif self._phase == "connect":
             self.refuse(refusals.connect_failed())
         elif self._phase == "sent":
@@ -385,7 +389,7 @@ class Exchange:
             self._placement = None  # they hold each other
         if self._entered:
             assert intake.verdict.client is not None
-            intake.verdict.client.in_flight -= 1
+            intake.verdict.client.left(account.uncounted_tokens, account.finished_s)
         if not self._dropped:
             self._drop_body()
         if broken:

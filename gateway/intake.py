@@ -27,6 +27,7 @@ from gateway.relay.splice import (
     usage_edit,
 )
 from gateway.signals import session_key
+from gateway.slo import Asked, SloError, asked
 from gateway.suspicion import likeness
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ class Verdict:
     lines = b""
     lines_identity = b""
     session = ""
+    asked: Asked | None = None
 
 
-def _judged(head: RequestHead, keyring: "Keyring") -> Verdict:
+def _judged(head: RequestHead, keyring: "Keyring", priority_stays: bool) -> Verdict:
     verdict = Verdict()
     verdict.keyring = keyring
     try:
@@ -63,17 +65,21 @@ def _judged(head: RequestHead, keyring: "Keyring") -> Verdict:
             verdict.local = found
         else:
             verdict.route = found
-        if verdict.local is None or verdict.local.what in ("models", "model"):
+        if verdict.local is None or verdict.local.what in ("models", "model", "request"):
             verdict.client = keyring.find(head.values.get(b"authorization"), head.values.get(b"x-api-key"))
             if verdict.client is None:
                 raise Refusal(401, "invalid_api_key", "A valid API key is needed (Authorization: Bearer KEY, or x-api-key).")
+        verdict.asked = asked(head.values)
     except Refusal as refusal:
         verdict.refusal = refusal
         return verdict
+    except SloError as error:
+        verdict.refusal = Refusal(400, "invalid_slo", str(error), param=error.header)
+        return verdict
     if verdict.local is None:
         verdict.method = head.method
-        verdict.lines = request_lines(head, identity=False)
-        verdict.lines_identity = request_lines(head, identity=True)
+        verdict.lines = request_lines(head, identity=False, priority_stays=priority_stays)
+        verdict.lines_identity = request_lines(head, identity=True, priority_stays=priority_stays)
         verdict.session = session_key(head.values)
     return verdict
 
@@ -109,7 +115,8 @@ class Intake:
         self._length = length
         verdict = head.derived
         if type(verdict) is not Verdict or verdict.keyring is not self._plane.keyring:
-            verdict = head.derived = _judged(head, self._plane.keyring)
+            stays = self._plane.config.slo.client_priority == "respect"
+            verdict = head.derived = _judged(head, self._plane.keyring, stays)
         self.verdict = verdict
         self.refusal = verdict.refusal
         if length > self._plane.limits.body_bytes and self.refusal is None:

@@ -4,7 +4,7 @@ A Job is a request as dispatch sees it; an Action is all that the desk can ask o
 and in order: the job of a Dispatch already counts as being there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from predictor.request import LengthEstimate
 
@@ -58,3 +58,8 @@ class Probe:
 
 
 Action = Dispatch | Probe
+
+
+def told(action: Action, tier: int, second_s: float) -> Action:
+    """The same, with where in the line it comes from."""
+    return replace(action, tier=tier, second_s=second_s) if isinstance(action, Dispatch) else action

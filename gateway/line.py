@@ -15,7 +15,10 @@ from collections.abc import Iterator, Sequence
 from math import pow as power
 
 from gateway.config import ModelSpec
+from gateway.jobs import Job
 from gateway.plan import WALK, Ticket
+from gateway.views import View
+from predictor.budget import Gamma
 from predictor.queues import TIERED, Share, TieredQueue, Waiting
 
 NEVER = float("inf")
@@ -49,6 +52,37 @@ class Held:
             self.second_s += now_s - self.seen_s
         self.seen_s = now_s
         self.tier = self.waiting.tier
+
+
+class Guard:
+    """How long requests with a deadline take beside what was predicted: the factor of their class on what they cost."""
+
+    def __init__(self) -> None:
+        self.gamma = Gamma()
+        self._sent: dict[str, tuple[float, float]] = {}  # at, predicted to take
+
+    def service_s(self, ticket: Ticket, views: Sequence[View]) -> float:
+        """Guarded seconds that a prompt takes alone, where it takes least."""
+        tokens = ticket.job.prompt_tokens
+        mirrors = [view.mirror for view in views if view.mirror is not None]
+        alone_s = min([mirror.work_s(tokens, min(ticket.best_hit, tokens - 1)) for mirror in mirrors], default=0.0)
+        return self.gamma.of(ticket.job.class_name) * alone_s
+
+    def sent(self, job: Job, predicted_s: float, now_s: float) -> None:
+        """It is on its way."""
+        if job.deadline_s < NEVER:
+            self._sent[job.id] = (now_s, predicted_s)
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Its first token came."""
+        if self._sent and job.id in self._sent:
+            sent_s, predicted_s = self._sent.pop(job.id)
+            self.gamma.saw(job.class_name, predicted_s, now_s - sent_s)
+
+    def gone(self, job_id: str) -> None:
+        """It ended."""
+        if self._sent:
+            self._sent.pop(job_id, None)
 
 
 class Capacity:

@@ -137,6 +137,7 @@ class GatewayCollector(Collector):
         """One scrape."""
         plane = self._plane
         yield from plane.metrics.families()
+        yield from plane.promises.families()
         yield from self._fleet()
         yield from self._predictions()
         yield from plane.desks.tagging.families((model, desk.hindsight) for model, desk in plane.desks)

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import orjson
+
 from gateway.api import LocalRoute, ModelCard, Refusal, models_body
 from gateway.fleet import Fleet
 
@@ -22,6 +24,14 @@ def answer(local: LocalRoute, fleet: Fleet, aliases: Mapping[str, str], draining
     if local.what == "root":
         return 200, _JSON, b'{"service":"leeway","api":"/v1"}'
     return 200, _JSON, b'{"status":"ok"}'
+
+
+def request_answer(name: str, record: dict[str, object] | None) -> Answered:
+    """Of GET /v1/requests/ID: what is kept of a finished request of that key."""
+    if record is None:
+        refusal = Refusal(404, "request_not_found", f"No finished request {name[:100]!r} of this key is known here.")
+        return refusal.status, refusal.headers, refusal.body("other")
+    return 200, _JSON, orjson.dumps(record)
 
 
 def known_models(fleet: Fleet, aliases: Mapping[str, str]) -> tuple[str, ...]:

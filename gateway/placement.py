@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.server import DataPlane
 
 POISON_BACKENDS = 2
+NEVER = float("inf")
 
 
 class Seeker(Protocol):
@@ -44,6 +45,7 @@ class Placement:
     """See the module's words. `replica` is where the request counts as in flight now."""
 
     replica: Replica | None = None
+    admit_now = False  # refuse it rather than let it wait
     station: Station | None = None
     watched: Watched | None = None
     joins = False
@@ -91,9 +93,10 @@ class Placement:
         plane, ask, account = self._plane, self._ask, self._seeker.account
         assert ask is not None
         self._max_tokens = fields.max_tokens
-        job = self._job = plane.desks.job(
-            ask.model, ask.session, account.route, body, fields, account.accepted_s, account.request_id
-        )
+        job = self._job = plane.desks.job(ask.model, ask.session, account, body, fields)
+        if account.promise is not None and account.promise.e2e_s < NEVER:
+            decode_s = station.desk.decode_s(job.lengths.q50)
+            job = self._job = replace(job, deadline_s=account.first_token_due_s(decode_s))
         tagging, views = plane.desks.tagging, plane.fleet.routable(ask.model, self._kind)
         self.watched = tagging.quick(ask.model, account.route)
         if not tagging.on:
@@ -113,6 +116,8 @@ class Placement:
         """How long the answer may be, for one that waited to know."""
         if self._over or self._job is None:
             return
+        account = self._seeker.account
+        account.tag_s = self._plane.now() - account.accepted_s
         self._job = replace(self._job, lengths=lengths, plain=plain)
         try:
             self.start()
@@ -137,6 +142,8 @@ class Placement:
             return
         if self._last_refusal is not None:
             raise self._last_refusal
+        if self.admit_now:
+            raise refusals.would_wait(plane.drain_wait_s(ask.model))
         plane.enqueue(ask.model, self)
         self._waiting = True
         self._seeker.on_waiting(self._due_s)
@@ -152,11 +159,13 @@ class Placement:
         if self.replica is None and not self._over:
             try:
                 plane.hold(ask.model)
+                if self.admit_now and not station.desk.asks(job.id):
+                    raise refusals.would_wait(plane.drain_wait_s(ask.model))
             except Refusal:
                 plane.desks.ended(station, job, complete=False)
                 raise
             self._waiting = True
-            self._seeker.on_waiting(self._due_s)
+            self._seeker.on_waiting(self._due_s if not self.admit_now else plane.now() + station.desk.rule.probe_s)
 
     def check_hope(self) -> None:
         """Raises Refusal when nobody serves the model, and nobody is about to."""
@@ -180,6 +189,9 @@ class Placement:
 
     def insist(self) -> bool:
         """The longest wait is over: to any replica that is open. False when there is none."""
+        promise = self._seeker.account.promise
+        if promise is not None and promise.strict and self._plane.now() >= self._seeker.account.deadline_s:
+            return False
         if self._waiting and self.station is not None and self._job is not None:
             self._plane.desks.insist(self.station, self._job)
         return self.replica is not None
@@ -190,6 +202,12 @@ class Placement:
         account.predicted_s, account.hit_tokens = dispatch.estimate_s, dispatch.hit_tokens
         self._counted = True
         self._take(replica)
+        if account.promise is not None or replica.scheduling:
+            _note(account, replica, dispatch)
+            promise = account.promise
+            if promise is not None and promise.strict and account.dispatched_s + dispatch.estimate_s > account.deadline_s:
+                self._plane.loop.call_soon(self._seeker.refuse, refusals.out_of_budget(dispatch.estimate_s))
+                return
         self._bring(replica)
 
     def answering(self, answer: Answer) -> None:
@@ -287,6 +305,7 @@ class Placement:
         chosen = plane.dispatcher.choose(ask, plane.fleet.routable(ask.model, self._kind), now_s, tried)
         if now_s >= self._due_s or isinstance(chosen, Hold) or not plane.retry_budget.spend():
             return False
+        _attempted(self._seeker.account)
         self._leave()
         self.station = None  # its second place is found without the desk
         self._tried = tried
@@ -302,6 +321,7 @@ class Placement:
         """The attempt provably did not run: try another replica, else refuse."""
         replica = self.replica
         assert replica is not None
+        _attempted(self._seeker.account)
         self._leave()
         self._last_refusal = refusal
         self._tried |= {replica.name}
@@ -317,6 +337,14 @@ class Placement:
         if self._stream and self.replica is not None and stalled != self._stalled:
             self._stalled = stalled
             self._plane.fleet.stalled(self.replica, stalled, self._plane.now())
+
+    def probes(self) -> None:
+        """Sidecars are asked for it."""
+        self._seeker.account.probe_s -= self._plane.now()
+
+    def probed(self) -> None:
+        """They have answered, or are waited for no longer."""
+        self._seeker.account.probe_s += self._plane.now()
 
     def _leave(self, complete: bool = False) -> None:
         self.stalled(False)
@@ -354,3 +382,18 @@ class Placement:
         if self.watched is not None and (complete or gone):
             truncated = gone or account.truncated or 0 < self._max_tokens <= tokens
             self._plane.desks.tagging.ended(self.watched, tokens, truncated)
+
+
+def _attempted(account: Account) -> None:
+    """An attempt that did not run is over."""
+    if account.first_dispatched_s < 0:
+        account.first_dispatched_s = account.dispatched_s
+
+
+def _note(account: Account, replica: Replica, dispatch: Dispatch) -> None:
+    """For the request's budget, and for an engine that is told of it."""
+    job, mirror = dispatch.job, replica.mirror
+    account.tier, account.second_s = dispatch.tier, dispatch.second_s
+    account.asked_tokens, account.expected_tokens = job.prompt_tokens, job.lengths.q50
+    if mirror is not None:
+        account.work_s = mirror.work_s(job.prompt_tokens, min(dispatch.hit_tokens, job.prompt_tokens - 1))

@@ -13,6 +13,29 @@ def concurrency_limit() -> Refusal:
     return Refusal(429, "concurrency_limit", "This key has all the requests it may have at once.", retry_after_s=1)
 
 
+def rate_limit(what: str, wait_s: int) -> Refusal:
+    """The key's requests or tokens per minute."""
+    message = f"This key has used up its {what} per minute; one such request fits again in {wait_s} s."
+    return Refusal(429, f"{what}_per_min", message, retry_after_s=wait_s)
+
+
+def would_wait(wait_s: float) -> Refusal:
+    """It asked to be admitted now or not at all."""
+    return _with_wait(Refusal(429, "would_wait", "No backend is free now, and the request is not to wait."), wait_s)
+
+
+def out_of_budget(wait_s: float) -> Refusal:
+    """Its class or it itself is strict, and it cannot be in time any more."""
+    message = "The request cannot be answered within what it was promised."
+    return _with_wait(Refusal(503, "out_of_budget", message), wait_s)
+
+
+def _with_wait(refusal: Refusal, wait_s: float) -> Refusal:
+    refusal.wait_s = wait_s
+    refusal.retry_after_s = max(1, round(wait_s))
+    return refusal
+
+
 def no_backend(model: str, wait_s: int) -> Refusal:
     """Nobody who serves the model is up."""
     return Refusal(503, "no_backend", f"No backend for {model!r} is available.", retry_after_s=wait_s)
@@ -23,9 +46,9 @@ def wrong_kind(model: str) -> Refusal:
     return Refusal(404, "model_not_for_route", f"The model {model!r} is served here, but not for this route.", param="model")
 
 
-def queue_timeout(wait_s: int) -> Refusal:
+def queue_timeout(wait_s: float) -> Refusal:
     """It waited as long as it may."""
-    return Refusal(503, "queue_timeout", "No backend became free in time.", retry_after_s=wait_s)
+    return _with_wait(Refusal(503, "queue_timeout", "No backend became free in time."), wait_s)
 
 
 def connect_failed() -> Refusal:

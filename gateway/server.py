@@ -27,11 +27,14 @@ from gateway.homes import ResponseHomes
 from gateway.logs import Logs
 from gateway.metrics import RequestMetrics
 from gateway.placement import Placement
+from gateway.promise_metrics import PromiseMetrics
+from gateway.records import Records
 from gateway.relay.downstream import ClientConnection
 from gateway.relay.memo import HeadStore
 from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_check
 from gateway.relay.requests import RequestHead
 from gateway.signals import RequestIds
+from gateway.slo import ClassBook
 
 OVERLOAD_WAIT_S = 1.0
 FLUSH_S = 1.0
@@ -78,6 +81,10 @@ class DataPlane:
         self.retry_budget = RetryBudget(config.retry)
         self.response_homes = ResponseHomes(config.limits.response_ids)
         self.metrics = RequestMetrics(config.limits.model_labels)
+        self.promises = PromiseMetrics()
+        self.records = Records(config.slo.records)
+        self.classes = ClassBook(config.classes)
+        self.has_classes = bool(config.classes)
         self.request_heads: HeadStore[RequestHead] = HeadStore()
         self.draining = False
         self.held_bytes = 0
@@ -235,8 +242,10 @@ class DataPlane:
             raise Refusal(503, "backend_unavailable", "The backend that holds this response is not available.", retry_after_s=2)
         return replica
 
-    def local_answer(self, local: LocalRoute) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """(status, headers, body) of a route that the gateway answers itself."""
+    def local_answer(self, local: LocalRoute, owner: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """(status, headers, body) of a route that the gateway answers itself, to a key with that hash."""
+        if local.what == "request":
+            return own_pages.request_answer(local.argument, self.records.find(local.argument, owner))
         return own_pages.answer(local, self.fleet, self._aliases, self.draining)
 
     # -- what exchanges ask
@@ -315,6 +324,10 @@ class DataPlane:
         """A request has its end."""
         self.metrics.record(account)
         self.logs.access(account)
+        if account.model:
+            self.records.keep(account)
+        if account.promise is not None:
+            self.promises.record(account)
         if account.attempts:
             self._drain_rate.left(account.finished_s)
             if len(self.line):
@@ -330,6 +343,8 @@ class DataPlane:
         self.config, self.limits, self.timeouts = config, config.limits, config.timeouts
         self.dispatcher = Dispatcher(config.model, self._rng)
         self.desks.adopt()
+        self.classes, self.has_classes = ClassBook(config.classes), bool(config.classes)
+        self.records.resize(config.slo.records)
         self._aliases = _aliases(config)
         self._guard = network_check(config.admin.networks)
         self.generation += 1

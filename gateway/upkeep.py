@@ -5,6 +5,7 @@ them is logged. Probe failures are never request failures.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 from backends.base import Adapter, Identity, ProbeFailedError
@@ -131,7 +132,7 @@ class Upkeep:
         """Declared model names win over what the server lists."""
         if not replica.spec.models:
             return found
-        return Identity(found.engine, found.version, replica.spec.models, found.kind, found.max_model_len)
+        return dataclasses.replace(found, models=replica.spec.models)
 
     async def _try_revival(self, replica: Replica, adapter: Adapter) -> None:
         """Health is fine but requests got nothing: only a token proves that it works again."""

@@ -18,15 +18,19 @@ _TO_BACKEND_DROP = HOP_BY_HOP | {
     b"cookie",
     b"x-request-id",
 }
+_PRIORITY = frozenset((b"x-vllm-priority", b"x-override-priority"))
 _TO_CLIENT_DROP = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-leeway-backend", b"server-timing"}
 _KEEP_ALIVE_10 = b"connection: keep-alive\r\n"
 _CLOSE = b"connection: close\r\n"
 
 
-def request_lines(head: RequestHead, identity: bool) -> bytes:
+def request_lines(head: RequestHead, identity: bool, priority_stays: bool = True) -> bytes:
     """What of a request's head goes on as it is: the target and the forwardable fields. `identity` drops
-    Accept-Encoding, for answers that we mean to edit."""
+    Accept-Encoding, for answers that we mean to edit; without `priority_stays` no client says what its place in an
+    engine's queue is."""
     drop = _TO_BACKEND_DROP | {b"accept-encoding"} if identity else _TO_BACKEND_DROP
+    if not priority_stays:
+        drop = drop | _PRIORITY
     lines = [head.path, head.query, b" HTTP/1.1\r\n"]
     for name, value in forwardable(head.headers, head.values, drop):
         lines += (name, b": ", value, b"\r\n")

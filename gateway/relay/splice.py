@@ -19,6 +19,7 @@ Piece = bytes | memoryview
 WANTED = frozenset(
     ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
     + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
+    + ("vllm_xargs", "kv_transfer_params")
 )
 PARTS = ("tools", "system", "instructions")  # of a prompt, beside its messages
 _RARE = WANTED.union(PARTS) - {"model", "stream", "max_tokens"}
@@ -29,6 +30,11 @@ _MAX_KEY_BYTES = 6 * max(map(len, WANTED))  # every character as \\uXXXX
 
 class BodyError(ValueError):
     """The body is not one JSON object in UTF-8, or nests too deep; the message is for the client."""
+
+
+ENGINE_MEMBERS = frozenset(("vllm_xargs", "kv_transfer_params"))
+_NONE: frozenset[str] = frozenset()
+NEVER = float("inf")
 
 
 class BodyFields(NamedTuple):
@@ -44,6 +50,8 @@ class BodyFields(NamedTuple):
     has_stream_options: bool = False
     previous_response_id: str = ""
     parts: tuple[str, ...] = ()  # which of PARTS a body that was parsed has
+    engine_members: frozenset[str] = _NONE  # which of ENGINE_MEMBERS the client has set itself
+    agent_deadline_s: float = NEVER  # vllm_xargs.agentic_context.deadline_seconds
 
 
 EMPTY = BodyFields()
@@ -77,7 +85,18 @@ def fields_of(parsed: dict[str, object]) -> BodyFields:
         has_stream_options="stream_options" in parsed,
         previous_response_id=_text(get("previous_response_id")),
         parts=tuple([part for part in PARTS if part in parsed]),
+        engine_members=ENGINE_MEMBERS.intersection(parsed),
+        agent_deadline_s=_agent_deadline_s(get("vllm_xargs")),
     )
+
+
+def _agent_deadline_s(xargs: object) -> float:
+    """How long an agent's framework says that its step may take; infinite when it says nothing that can be meant."""
+    context = xargs.get("agentic_context") if isinstance(xargs, dict) else None
+    value = context.get("deadline_seconds") if isinstance(context, dict) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 86400:
+        return float(value)
+    return NEVER
 
 
 def parse_small(body: bytes) -> BodyFields | None:

@@ -1,0 +1,115 @@
+"""From what a request says to what it is promised, what it may wait for, and what goes on to its engine with it.
+
+Between slo, travel and the exchange: pure but for the plane that it asks for classes, time and the replica's engine.
+"""
+
+from typing import TYPE_CHECKING
+
+from gateway import refusals
+from gateway.accounts import Account
+from gateway.api import Refusal
+from gateway.fleet import Replica
+from gateway.relay.splice import BodyFields, Piece
+from gateway.signals import queue_limit_s
+from gateway.slo import NEVER, Asked, SloError
+from gateway.travel import Luggage, header_lines, members, packed
+
+if TYPE_CHECKING:
+    from gateway.auth import Client
+    from gateway.config import GatewayConfig
+    from gateway.placement import Placement
+    from gateway.slo import ClassBook
+
+
+def enter(client: "Client | None", account: Account, now_s: float) -> bool:
+    """Count the request on its key: True. Raises Refusal (429) when that has all that it may have."""
+    assert client is not None
+    if not client.enter():
+        raise refusals.concurrency_limit()
+    if client.rates is not None and (over := client.rates.admit(account.counted_tokens, now_s)) is not None:
+        client.in_flight -= 1
+        raise refusals.rate_limit(*over)
+    return True
+
+
+def due_s(account: Account, values: dict[bytes, bytes], timeout_s: float) -> float:
+    """Until when the request may wait: the line's limit, its own, and its promise where that is strict."""
+    return strict_due_s(account, account.accepted_s + queue_limit_s(values, timeout_s))
+
+
+def strict_due_s(account: Account, limit_s: float) -> float:
+    """That instant, or the end of a strict promise's budget if it comes first."""
+    promise = account.promise
+    return min(limit_s, account.deadline_s) if promise is not None and promise.strict else limit_s
+
+
+def waited_too_long(account: Account, placement: "Placement | None", wait_s: float, now_s: float) -> Refusal:
+    """The answer to one whose wait is over."""
+    if placement is not None and placement.admit_now:
+        return refusals.would_wait(wait_s)
+    promise = account.promise
+    if promise is not None and promise.strict and now_s >= account.deadline_s:
+        return refusals.out_of_budget(wait_s)
+    return refusals.queue_timeout(wait_s)
+
+
+def refused(error: SloError) -> Refusal:
+    """A header that cannot be meant."""
+    return Refusal(400, "invalid_slo", str(error), param=error.header)
+
+
+def promise(book: "ClassBook", client: "Client | None", said: Asked | None, account: Account, fields: BodyFields) -> None:
+    """Set what the account is promised. Raises Refusal (400)."""
+    assert client is not None
+    if fields.agent_deadline_s < NEVER:
+        said = said or Asked()
+        if not said.targets:
+            said = Asked(e2e_s=fields.agent_deadline_s, class_name=said.class_name, read_s=said.read_s, tenant=said.tenant)
+    try:
+        made = book.promise(
+            said, client.spec.class_name, account.model, account.route, priority=fields.priority, stream=fields.stream
+        )
+    except SloError as error:
+        raise refused(error) from None
+    if said is not None and not account.owner:
+        account.tenant = said.tenant
+    if made is not None and made.timed:
+        account.promise = made
+        account.deadline_s = account.arrived_s + min(made.ttft_s, made.e2e_s)
+
+
+def outgoing(
+    config: "GatewayConfig",
+    account: Account,
+    replica: Replica,
+    fields: BodyFields,
+    pieces: tuple[Piece, ...],
+    now_s: float,
+    unix_ms: int,
+) -> tuple[bytes, tuple[Piece, ...]]:
+    """(header lines to add, the body to send) for this engine."""
+    slo, engine, scheduling = config.slo, replica.identity.engine, replica.scheduling
+    if slo.client_priority == "respect" and fields.priority is not None:
+        lines = b""
+    else:
+        lines = header_lines(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
+    if account.route not in ("chat", "completions", "messages"):
+        return lines, pieces
+    added = members(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
+    return lines, packed(pieces, added, fields.engine_members) if added else pieces
+
+
+def luggage(account: Account, replica: Replica, now_s: float, unix_ms: int) -> Luggage:
+    """What is known of the request as it goes."""
+    rate = replica.spec.restore_tokens_per_s
+    prompt_tokens = account.asked_tokens
+    return Luggage(
+        arrival_unix_ms=unix_ms - int((now_s - account.arrived_s) * 1e3),
+        now_unix_ms=unix_ms,
+        promise=account.promise,
+        left_s=account.deadline_s - now_s,
+        tier=account.tier,
+        service_s=max(0.0, account.work_s),
+        out_tokens=account.expected_tokens,
+        restore_s=max(0, prompt_tokens - account.hit_tokens) / rate if rate > 0 else 0.0,
+    )
