@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gateway.profile_commands import calibrate, profile_cli
+from gateway.tagger.commands import tagger_cli
 
 cli = typer.Typer(
     name="gateway",
@@ -194,3 +195,4 @@ def simulate(
 
 cli.command()(calibrate)
 cli.add_typer(profile_cli, name="profile")
+cli.add_typer(tagger_cli, name="tagger")

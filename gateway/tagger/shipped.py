@@ -1,0 +1,86 @@
+"""An exported model as `eval` and `inspect` use it: what it is, what it says of a prompt, how good it is. Shell."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.tagger import vocabulary
+from gateway.tagger.records import Row
+from predictor.prompts import view_of
+from predictor.tagger_text import TOKENS_MAX, EncoderText, encoder_text
+
+HOME = Path(__file__).resolve().parents[2] / "predictor" / "tagger_models"
+MODEL, TOKENIZER = "lengths.onnx", "tokenizer.json"
+TIMED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of one exported model. Times of one input of `TOKENS_MAX` tokens on one thread."""
+
+    model_bytes: int
+    tokenizer_bytes: int
+    vocabulary: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    p50_ms: float
+    p99_ms: float
+
+
+class Shipped:
+    """`folder` holds lengths.onnx and tokenizer.json."""
+
+    def __init__(self, folder: Path = HOME) -> None:
+        self._folder = folder
+        self._session = session(folder / MODEL)
+        self._tokenizer = vocabulary.load(folder / TOKENIZER)
+        self._read, _ = vocabulary.reader(self._tokenizer)
+
+    def of_text(self, text: EncoderText) -> tuple[float, float, float]:
+        """Log-token quantiles."""
+        return answer(self._session, self._read(text))
+
+    def of_prompt(self, prompt: str) -> tuple[int, tuple[float, float, float]]:
+        """Tokens read, and log-token quantiles."""
+        ids = self._read(encoder_text(view_of({"prompt": prompt})))
+        return len(ids), answer(self._session, ids)
+
+    def of_rows(self, rows: Sequence[Row]) -> dict[str, tuple[float, float, float]]:
+        """By prompt."""
+        return {pid: self.of_text(row.text) for pid, row in {row.pid: row for row in rows}.items()}
+
+    def facts(self) -> Facts:
+        """Sizes, names and time."""
+        ids = [10 + index for index in range(TOKENS_MAX)]
+        times = []
+        for _ in range(TIMED):
+            began = time.perf_counter()
+            answer(self._session, ids)
+            times.append((time.perf_counter() - began) * 1e3)
+        times.sort()
+        model_bytes, tokenizer_bytes = ((self._folder / name).stat().st_size for name in (MODEL, TOKENIZER))
+        inputs = tuple([one.name for one in self._session.get_inputs()])
+        outputs = tuple([one.name for one in self._session.get_outputs()])
+        entries = self._tokenizer.get_vocab_size()
+        return Facts(model_bytes, tokenizer_bytes, entries, inputs, outputs, times[TIMED // 2], times[TIMED * 99 // 100])
+
+
+def session(path: Path) -> Any:
+    """A model to ask, on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options)
+
+
+def answer(model: Any, ids: Sequence[int]) -> tuple[float, float, float]:
+    """Log-token quantiles of one input."""
+    import numpy as np
+
+    taken = np.array([ids], dtype=np.int64)
+    q10, q50, q90 = model.run(["quantiles"], {"input_ids": taken, "attention_mask": np.ones_like(taken)})[0][0].tolist()
+    return q10, q50, q90
