@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction bench-live soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction bench-live bench-swaps soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -81,6 +81,9 @@ bench-prediction: $(READY) engine  ## how well a live engine's next requests are
 bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replicas, open loop (75 minutes; BENCH_ARGS=--quick: 2)
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH) aiperf
 	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.live --home $(BENCH) $(BENCH_ARGS)
+
+bench-swaps: $(READY)  ## what one plan of swaps costs at 8 devices and 50 models
+	$(BIN)/python -m tests.bench.swap_plan
 
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)

@@ -1,0 +1,159 @@
+"""What the swap planner reads and says: devices, models with their demand, who lies where; steps, plans, actions. Pure.
+
+Times are seconds from now. A *step* brings one model onto one device: those that must leave are cut off (`cut_s`), drain
+or are paused, go out, it comes in (`ready_s`); a *visit* ends at `until_s` and those that left come back. It must never
+act: an executor carries out what is due and tells the next view what became of it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.lateness import Demand, Prices
+from predictor.cost import Place
+from predictor.offload import Footprint, OffloadCurve
+
+NEVER = math.inf
+Mode = Literal["drain", "preempt"]
+Kind = Literal["load", "wake", "unload", "sleep", "pause", "resume", "prefetch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU, or a group that models lie on together. `host` names its kind of machine for the costs."""
+
+    name: str
+    host: str
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How a model serves with all its layers on the device: requests at once, requests started per second while there is
+    room, requests per second in the long run, and seconds from a request's start to its end."""
+
+    slots: float
+    start_per_s: float
+    steady_per_s: float
+    hold_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A model that may lie on a device. `service` is by host, `devices` are those allowed (empty: all), `places` where
+    its weights lie on each host while it is off the GPU, `rest` where it goes when it leaves."""
+
+    name: str
+    footprint: Footprint
+    service: Mapping[str, Service]
+    demand: Demand = field(default_factory=Demand)
+    kv_tokens: float = 0.0
+    devices: tuple[str, ...] = ()
+    pinned: bool = False
+    places: Mapping[str, Place] = field(default_factory=dict)
+    rest: Place = "disk"
+    curve: OffloadCurve | None = None
+
+    def may_use(self, device: Device) -> bool:
+        """Whether it is allowed there and known to serve there."""
+        return (not self.devices or device.name in self.devices) and device.host in self.service
+
+    def load(self) -> float:
+        """The share of one replica that it keeps busy."""
+        steady = max(service.steady_per_s for service in self.service.values())
+        return 1.0 if self.demand.waiting else min(self.demand.rate_per_s / steady, 1.0)
+
+    def slowdown(self, fraction: float) -> float:
+        """How many times as long a token takes with that part of its layers on the device."""
+        if fraction >= 1.0 or self.curve is None:
+            return 1.0
+        return self.curve.token_s(fraction) / self.curve.token_s(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model on a device. `running` requests, over in `drain_s` if no more are given; there for `since_s`; its load is
+    over in `ready_s`; `kv_bytes` would go with it if it were paused."""
+
+    model: str
+    device: str
+    fraction: float = 1.0
+    running: int = 0
+    drain_s: float = 0.0
+    since_s: float = NEVER
+    ready_s: float = 0.0
+    kv_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """All that a plan is made from. `busy_s` are devices with a swap under way, and seconds until it is over; `ram_bytes`
+    is what each device's host may still keep of weights in memory."""
+
+    devices: tuple[Device, ...]
+    tenants: tuple[Tenant, ...]
+    residents: tuple[Resident, ...]
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    ram_bytes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """`dwell_s` is the least time on a device, `swap_s` what any swap costs beside what it saves, `churn` the weight of
+    swap seconds times the rate that they displace. `width` and `steps` bound the search, `looks` over the number of models
+    its candidates in all."""
+
+    prices: Prices = field(default_factory=Prices)
+    dwell_s: float = 5.0
+    swap_s: float = 2.0
+    churn: float = 1.0
+    steps: int = 3
+    width: int = 10
+    looks: int = 2400
+    partial_min: float = 0.3
+    preempt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """See the module's words. `swap_s` is the time of moving weights, `saved_s` the cost that it takes away."""
+
+    device: str
+    model: str
+    fraction: float
+    leaves: tuple[str, ...]
+    mode: Mode
+    cut_s: float
+    ready_s: float
+    until_s: float
+    swap_s: float
+    saved_s: float = 0.0
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do: `seconds` predicted, beginning in `at_s`, and why."""
+
+    kind: Kind
+    model: str
+    device: str
+    at_s: float
+    seconds: float
+    reason: str
+    fraction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwapPlan:
+    """Steps in the order of the search, and the expected cost with them and with none."""
+
+    steps: tuple[Step, ...]
+    cost_s: float
+    idle_cost_s: float
+    actions: tuple[Action, ...] = ()
+
+    def due(self) -> tuple[Step, ...]:
+        """The steps whose time has come."""
+        return tuple(step for step in self.steps if step.cut_s <= 0)

@@ -1,0 +1,141 @@
+"""The swap planner against brute force, and the rules that a plan must keep."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gateway.lateness import Demand
+from gateway.residency import Device, PlanSettings, Residency, Resident, Service, SwapPlan, Tenant
+from gateway.schedule import State
+from gateway.swap_actions import plan
+from gateway.swaps import Planner
+from predictor.cost import SwapCosts
+from predictor.hosts import host_profiles
+from predictor.offload import Footprint, from_ends
+from tests.core.fleets import fleet
+
+HOSTS = host_profiles()
+SETTINGS = PlanSettings()
+RTX = "rtx-5000-ada"
+NOBODY = Demand()
+
+
+def brute_force(planner: Planner, state: State, depth: int) -> float:
+    """The least cost over every row of so many steps."""
+    best = state.cost_s
+    if depth:
+        for name, cost_s in state.costs.items():
+            if cost_s > 0:
+                for option in planner.options_for(state, name):
+                    best = min(best, brute_force(planner, planner.after(state, option), depth - 1))
+    return best
+
+
+@pytest.mark.parametrize("seed", [2, 5, 8, 14, 25, 26, 33, 35, 39, 42, 47, 57, 58, 60, 84, 88, 98, 99])
+def test_within_five_percent_of_brute_force(seed: int) -> None:
+    view = fleet(seed, devices=1 + seed % 3, models=2 + (seed // 3) % 3)
+    planner = Planner(view, SwapCosts(HOSTS), SETTINGS)
+    assert planner.best().cost_s <= brute_force(planner, planner.root, 3) * 1.05 + 0.05
+
+
+def model(name: str, weight_gb: float, demand: Demand = NOBODY, **more) -> Tenant:
+    service = Service(8.0, 6.0, 2.0, 6.0)
+    return Tenant(name, Footprint(weight_gb * 1e9, 0.0, 32), {RTX: service}, demand, **more)
+
+
+def planned(
+    tenants: list[Tenant], residents: list[Resident], devices: int = 1, settings: PlanSettings = SETTINGS, **more
+) -> SwapPlan:
+    places = tuple(Device(f"d{i}", RTX, 32e9) for i in range(devices))
+    return plan(Residency(places, tuple(tenants), tuple(residents), **more), SwapCosts(HOSTS), settings)
+
+
+def burst(count: int, slack_s: float = 12.0, oldest_s: float = 0.0, rate: float = 0.0) -> Demand:
+    return Demand(((float(count), slack_s),), rate, 12.0, oldest_s)
+
+
+def test_a_burst_wakes_its_model_once() -> None:
+    found = planned([model("a", 16.4), model("b", 16.4, burst(6))], [Resident("a", "d0")], devices=2)
+    assert [(step.model, step.leaves) for step in found.due()] == [("b", ())]
+    loads = [action for action in found.actions if action.kind == "load"]
+    assert len(loads) == 1 and loads[0].seconds == pytest.approx(1.5 + 16.4 / 5.4, rel=0.01)
+    assert "6 wait" in loads[0].reason
+
+
+def test_nothing_moves_for_nothing() -> None:
+    assert planned([model("a", 16.4, Demand((), 0.3)), model("b", 29.5)], [Resident("a", "d0")]).steps == ()
+
+
+def test_a_pinned_model_never_leaves_and_is_brought_back() -> None:
+    wanted = model("b", 29.5, burst(8, oldest_s=100.0))
+    assert planned([model("a", 16.4, pinned=True), wanted], [Resident("a", "d0")]).steps == ()
+    assert planned([model("a", 16.4, pinned=True)], []).due()[0].model == "a"
+
+
+def test_a_lone_old_request_is_not_starved_by_a_busy_model() -> None:
+    busy = model("a", 29.5, Demand((), 1.5, 5.0))
+    residents = [Resident("a", "d0", 1.0, 6, 5.0)]
+    young = planned([busy, model("b", 16.4, Demand(((1.0, -5.0),), 0.0, 5.0, oldest_s=10.0))], residents)
+    old = planned([busy, model("b", 16.4, Demand(((1.0, -5.0),), 0.0, 5.0, oldest_s=105.0))], residents)
+    assert not young.due()
+    assert old.due() and old.due()[0].model == "b"
+
+
+def test_who_just_came_stays_a_while() -> None:
+    tenants = [model("a", 29.5, Demand((), 0.2)), model("b", 29.5, burst(8, 20.0))]
+    fresh = planned(tenants, [Resident("a", "d0", 1.0, 2, 3.0, since_s=1.0)])
+    assert not fresh.due() and fresh.steps[0].cut_s >= 4.0
+
+
+def test_beside_the_other_with_a_part_of_its_layers() -> None:
+    soft = model("b", 16.4, burst(1, 10.0), curve=from_ends(20.0, 8.0))
+    steep = replace(soft, curve=from_ends(400.0, 1.0))
+    busy = model("a", 20.0, Demand((), 0.7, 4.0))
+    there = [Resident("a", "d0", 1.0, 6, 8.0)]
+    found = planned([busy, soft], there)
+    assert found.due()[0].fraction < 1 and found.due()[0].leaves == ()
+    assert "of its layers fit" in found.actions[0].reason
+    assert all(step.fraction == 1 for step in planned([busy, steep], there).steps)
+
+
+def test_a_hot_model_gets_a_replica() -> None:
+    hot = model("a", 16.4, Demand(((20.0, 3.0),), 3.5, 5.0))
+    found = planned([hot, model("b", 16.4)], [Resident("a", "d0", 1.0, 8, 6.0), Resident("b", "d1")], devices=2)
+    assert found.due()[0].model == "a" and found.due()[0].device == "d1"
+
+
+def test_preemption_is_taken_only_where_draining_is_dearer() -> None:
+    urgent = model("b", 16.4, Demand(((8.0, 8.0),)))
+    long = model("a", 29.5, Demand((), 0.01, 30.0))
+
+    def mode(drain_s: float) -> str:
+        return planned([long, urgent], [Resident("a", "d0", 1.0, 1, drain_s)]).due()[0].mode
+
+    assert mode(1.0) == "drain" and mode(90.0) == "preempt"
+    kinds = [action.kind for action in planned([long, urgent], [Resident("a", "d0", 1.0, 1, 90.0)]).actions]
+    assert kinds == ["pause", "load", "unload", "resume"]
+
+
+def test_idle_memory_takes_the_weights_most_likely_wanted() -> None:
+    tenants = [model("a", 29.5, Demand((), 0.2)), model("b", 16.4, Demand((), 0.01, 60.0)), model("c", 16.4, Demand((), 0.0))]
+    found = planned(tenants, [Resident("a", "d0")], ram_bytes={"d0": 20e9}, settings=replace(SETTINGS, swap_s=100.0))
+    assert [(action.kind, action.model) for action in found.actions] == [("prefetch", "b")]
+
+
+def test_a_device_with_a_swap_under_way_is_left_to_finish() -> None:
+    found = planned([model("a", 29.5), model("b", 29.5, burst(4))], [Resident("a", "d0")], busy_s={"d0": 4.0})
+    assert not found.due() and found.steps[0].cut_s >= 4.0
+
+
+def test_costs_that_were_learned_change_the_plan() -> None:
+    costs = SwapCosts(HOSTS)
+    for _ in range(6):
+        costs.observe("b", 16.4e9, RTX, "disk", "gpu", 55.0)
+    tenants = (model("a", 29.5, Demand((), 0.2, 4.0)), model("b", 16.4, burst(6, 10.0)))
+    view = Residency((Device("d0", RTX, 32e9),), tenants, (Resident("a", "d0", 1.0, 2, 2.0),))
+    assert plan(view, SwapCosts(HOSTS), SETTINGS).steps and not plan(view, costs, SETTINGS).due()
+
+
+def test_without_a_horizon_end_there_is_always_a_cost() -> None:
+    assert math.isfinite(planned([model("a", 29.5, burst(3)), model("b", 29.5, burst(3))], []).cost_s)
