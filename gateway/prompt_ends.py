@@ -27,7 +27,7 @@ _CONTINUED = bytes(range(0x80, 0xC0))
 
 
 class Ends(NamedTuple):
-    """`tail` is empty where `head` is the whole body; `size` is the body's, in bytes."""
+    """`tail` is empty where `head` is all that is looked at; `size` is the body's, in bytes."""
 
     head: bytes
     tail: bytes
@@ -43,8 +43,10 @@ def ends_of(body: bytes, parts: Sequence[str] = ()) -> Ends:
     end = len(body)
     if tools:
         at = body.find(b'"tools":')
-        if at > body.find(b'"messages":') and at > 2 * END_BYTES:
+        if at > body.find(b'"messages":'):
             end = at
+    if end <= 2 * END_BYTES:
+        return Ends(body[:end], b"", len(body), tools)
     return Ends(body[:END_BYTES], body[end - END_BYTES : end], len(body), tools)
 
 
@@ -87,7 +89,8 @@ def _view_of_pieces(ends: Ends, max_tokens: int) -> PromptView:
     began = head[-1] if head and head[-1].cut else None
     text_chars = system_chars = 0
     if began is not None and began.role == "system":
-        system_chars = ends.size - began.at - len(ends.tail)
+        rest = len(tail[0].text) if tail and not tail[0].role else 0
+        system_chars = ends.size - began.at - len(ends.tail) + rest
     if tail and not any(turn.role == "user" for turn in tail[1:]) and tail[0].role == "":
         # the user's last text begins before the tail: its own beginning may be in the head
         text = tail[0].text
@@ -126,8 +129,10 @@ def _turns(fragment: bytes) -> list[_Piece]:
     first = fragment[:1] != b"{" and bool(fragment)
     if first:
         text, end, _ = _string(fragment, 0)
-        if not marks or end <= marks[0].start():
-            turns.append(_Piece("", text, 0, False))
+        stop = marks[0].start() if marks else len(fragment)
+        if end <= stop or not marks:
+            more = [_string(fragment, part.end())[0] for part in _TEXT.finditer(fragment, end, stop)]
+            turns.append(_Piece("", "\n".join([text, *more]), 0, False))
     for i, mark in enumerate(marks):
         begin = marks[i - 1].end() if i else 0
         stop = marks[i + 1].start() if i + 1 < len(marks) else len(fragment)

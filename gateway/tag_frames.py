@@ -16,6 +16,7 @@ from predictor.length import Guess
 MODELS = ("trees", "encoder")
 LOG_TOKENS_MAX = 20.0
 FRAME_BYTES_MAX = 65536
+PROBLEM = b"\xff" * 8  # before a text: what is wrong with the process; no answer has that id
 READY = 0  # the id of the answer that says which models run; questions count from 1
 _ASK = struct.Struct("<QdiIBHH")
 _REPLY = struct.Struct("<QBHHB")

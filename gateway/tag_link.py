@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.prompt_ends import Ends
-from gateway.tag_frames import FRAME_BYTES_MAX, READY, FrameError, Question, Reply, decode_reply, encode_question
+from gateway.tag_frames import FRAME_BYTES_MAX, PROBLEM, READY, FrameError, Question, Reply, decode_reply, encode_question
 from predictor.features import Cues
 from predictor.length import Guess
 
@@ -102,6 +102,11 @@ class TagLink:
         """Of the process; 0 without one."""
         return self._process.pid if self._process is not None else 0
 
+    @property
+    def connected(self) -> bool:
+        """Whether a socket to it is open."""
+        return self._socket is not None
+
     # -- questions
 
     def ask(self, ends: Ends, max_tokens: int, then: Then, late: Then, models: bool = True) -> str:
@@ -129,9 +134,14 @@ class TagLink:
             return "down"
         self._open[asked.id] = asked
         self._due.append(asked)
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._deadline_s, self._on_timer)
+        if len(self._due) == 1:
+            self._wake_in(self._deadline_s)  # else it is woken for one before
         return ""
+
+    def _wake_in(self, wait_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -141,13 +151,13 @@ class TagLink:
             if not asked.told:
                 self._tell(asked, "late")
         if self._due:
-            self._timer = self._loop.call_later(max(0.001, self._due[0].due_s - now_s), self._on_timer)
+            self._wake_in(max(0.001, self._due[0].due_s - now_s))
         elif self._open:
-            hung_s = next(iter(self._open.values())).sent_s + HUNG_S
-            if hung_s <= now_s:
+            left_s = next(iter(self._open.values())).sent_s + HUNG_S - now_s
+            if left_s <= 0:
                 self._hung()
             else:
-                self._timer = self._loop.call_later(hung_s - now_s + 0.001, self._on_timer)
+                self._wake_in(left_s + 0.001)
 
     @staticmethod
     def _tell(asked: Asked, cause: str) -> None:
@@ -173,8 +183,8 @@ class TagLink:
                 return
 
     def _take(self, frame: bytes) -> None:
-        if frame[:1] == b"!":
-            self._problem = frame[1:].decode(errors="replace")
+        if frame.startswith(PROBLEM):
+            self._problem = frame.removeprefix(PROBLEM).decode(errors="replace")
             return
         try:
             reply = decode_reply(frame)

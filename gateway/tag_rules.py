@@ -15,6 +15,7 @@ from predictor.request import LengthEstimate
 
 SKIPS = ("unused", "limit", "narrow", "roomy", "one_open", "no_time", "sent")
 USES_LENGTHS = frozenset(("po2", "pod", "fanout", "llmd_headroom", "nosim"))
+BY_LENGTH = frozenset(("sjf", "lrb", "mh"))  # orders of the line that go by it
 COMPARES_LATENCY = frozenset(("po2", "pod", "fanout"))
 NARROW = 1.3  # quantiles closer than that leave nothing to be told
 ROOMY_MARGIN = 0.5  # while half of the KV stays free at the peak, whatever the length, it decides nothing
@@ -43,7 +44,7 @@ def need(
         return Need("narrow")
     plan = rule.policy == "plan"
     if plan and _roomy(job, views):
-        return JOIN if rule.order == "sjf" else Need("roomy")
+        return JOIN if rule.order in BY_LENGTH else Need("roomy")
     if left_s < 2 * deadline_s:
         return JOIN if plan else Need("no_time")
     if not plan and sum([view.usable(now_s) and view.open(now_s) for view in views]) < 2:

@@ -93,10 +93,11 @@ class Tagging:
         self._learn_every_s = 1.0 / settings.learn_per_s if settings.learn_per_s else float("inf")
         self._cache: OrderedDict[int, Asked] = OrderedDict()
         self.on = settings.mode != "off"
+        self.command = command_of(settings.models)  # how the process is started
         if self.on and settings.log:
             self.log = LengthLog(settings)
         if settings.mode == "on":
-            self._linked()
+            self.start()
 
     def adopt(self) -> None:
         """The configuration may have changed. What was learnt stays."""
@@ -189,7 +190,7 @@ class Tagging:
             self._take(watched, answer)
 
         ends = self._ends(watched, prompt)
-        self._linked().ask(ends, prompt.max_tokens, told, told, models=models)
+        self.start().ask(ends, prompt.max_tokens, told, told, models=models)
 
     def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell) -> Asked | None:
         """What is remembered of such a question; else it is put, and `watched.asked` says so."""
@@ -208,7 +209,7 @@ class Tagging:
                 self._remember(key, answer)
             told(answer)
 
-        cause = self._linked().ask(ends, prompt.max_tokens, then, late)
+        cause = self.start().ask(ends, prompt.max_tokens, then, late)
         watched.asked = not cause
         if cause:
             self.counts.misses[cause] += 1
@@ -233,7 +234,7 @@ class Tagging:
         return capped(watched.tag.estimate, watched.max_tokens)
 
     def _take(self, watched: Watched, answer: Asked) -> None:
-        if answer.cues is not None:
+        if answer.cues is not None or answer.guesses:
             tag = watched.tag
             watched.cues = answer.cues
             watched.tag = self.tagger.tag(tag.model, tag.route, answer.cues, answer.guesses, watched.max_tokens)
@@ -263,12 +264,11 @@ class Tagging:
 
     # -- the process
 
-    def _linked(self) -> TagLink:
-        """The link to the process, which is started when first asked for."""
+    def start(self) -> TagLink:
+        """The link to the process, which is started when this is first called."""
         if self.link is None:
             settings = self._settings
-            command = command_of(settings.models)
-            self.link = TagLink(self._plane.loop, command, settings.queue, self._deadline_s, self._on_event)
+            self.link = TagLink(self._plane.loop, self.command, settings.queue, self._deadline_s, self._on_event)
             self.link.start()
             missing = [name for name in RUNTIME if importlib.util.find_spec(name) is None]
             if missing:

@@ -247,7 +247,8 @@ class _Held:
         self.waiting = plane.held
         self.body_bytes = plane.held_bytes
         self.tasks = len(asyncio.all_tasks())
-        self.fds = len(os.listdir("/proc/self/fd"))
+        link = plane.desks.tagging.link
+        self.fds = len(os.listdir("/proc/self/fd")) - (link is not None and link.connected)
 
     def __repr__(self) -> str:
         return f"<held {vars(self)}>"

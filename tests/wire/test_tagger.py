@@ -1,0 +1,271 @@
+"""The length tagger behind real sockets: what is asked, what is skipped, what a request waits for, and what it never does."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from gateway.config import GatewayConfig, ModelSpec, PolicyName, Tagger
+from gateway.tagging import Tagging
+from predictor.features import Cues
+from predictor.length import Guess, LengthTagger, Tag
+from predictor.request import LengthEstimate
+from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
+from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
+from tests.wire.tagger_kit import broken_command, tiny_models
+
+NEVER_LATE = 1000.0  # ms
+
+
+def config(models: str, policy: PolicyName = "po2", **options: object) -> GatewayConfig:
+    tagger = replace(Tagger(mode="on", models=models, deadline_ms=NEVER_LATE), **options)  # type: ignore[arg-type]
+    return replace(CONFIG, models=(ModelSpec("m", policy),), tagger=tagger)
+
+
+class Trusting(LengthTagger):
+    """Believes what the encoder says at once, without evidence."""
+
+    def tag(self, model: str, route: str, cues: Cues | None, guesses: Mapping[str, Guess], max_tokens: int) -> Tag:
+        """As its quantiles."""
+        tag = super().tag(model, route, cues, guesses, max_tokens)
+        guess = guesses.get("encoder")
+        if guess is None:
+            return tag
+        q10, q50, q90 = (round(exp(value)) for value in (guess.q10, guess.q50, guess.q90))
+        return replace(tag, estimate=LengthEstimate(q10, q50, q90, "encoder"), layer="encoder")
+
+
+async def up(rig: Rig) -> Tagging:
+    """Wait until the process answers."""
+    tagging = rig.app.plane.desks.tagging
+    await until(lambda: tagging.link is not None and tagging.link.state == "up", 20.0, lambda: tagging.link)
+    return tagging
+
+
+def test_a_request_is_told_its_length_before_it_is_placed(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        assert (await rig.ask(chat("how long?"))).status == 200
+        assert sum(tagging.counts.layers.values()) == 1
+        assert not tagging.counts.misses
+        assert tagging.link is not None
+        assert tagging.link.models == ("trees", "encoder")
+        text = await rig.metrics()
+        assert metric(text, "leeway_length_predictions_total") == 1
+        assert metric(text, "leeway_tagger_up") == 1
+
+    run(case, config(tiny_models(tmp_path)), backends=2)
+
+
+def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        for _ in range(5):
+            await rig.ask(chat("the same"))
+        await rig.ask(chat("the same", max_tokens=700))
+        assert tagging.counts.cache_hits == 4
+        assert sum(tagging.counts.layers.values()) == 6
+
+    run(case, config(tiny_models(tmp_path)), backends=2)
+
+
+def test_nothing_is_asked_where_it_decides_nothing(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        await rig.ask(chat("short", max_tokens=2))
+        assert tagging.counts.skips["limit"] > 0
+        assert not tagging.counts.layers
+
+    run(case, config(tiny_models(tmp_path)), backends=2)
+
+    async def plan(rig: Rig) -> None:
+        tagging = await up(rig)
+        await rig.ask(chat("nobody waits"))
+        assert tagging.counts.skips == {"sent": 1, "limit": tagging.counts.skips["limit"]}
+        assert not tagging.counts.layers
+
+    run(plan, config(tiny_models(tmp_path), "plan"), backends=2)
+
+
+def test_auto_starts_no_process_before_a_length_can_matter(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        tagging = rig.app.plane.desks.tagging
+        await rig.ask(chat())
+        assert tagging.link is None
+        assert metric(await rig.metrics(), "leeway_tagger_up") == 0
+
+    run(case, config(tiny_models(tmp_path), "plan", mode="auto"), backends=2)
+
+
+def test_who_waits_in_the_line_is_told_and_goes_to_its_place() -> None:
+    """The answer comes while the job waits: it is not held for it, and a short one passes those that are told to be long."""
+    go_on = asyncio.Event()
+    order = []
+
+    async def play(call: Call) -> None:
+        order.append(call.json["messages"][0]["content"][:1])
+        call.start_events()
+        await go_on.wait()
+        call.end_events(event("x"), FINISH, DONE)
+
+    backend = ScriptedBackend("b0")
+
+    async def case(rig: Rig) -> None:
+        backend.play = play
+        tagging = rig.app.plane.desks.tagging
+        tagging.command, tagging.tagger = broken_command("by_text"), Trusting()
+        tagging.start()
+        await up(rig)
+        asked = [asyncio.create_task(rig.ask(chat("1" * 1_500_000, stream=True)))]
+        await until(lambda: len(order) == 1)
+        for text in ("long 4", "long 3", "2 short"):
+            asked.append(asyncio.create_task(rig.ask(chat(text, stream=True))))
+            await until(lambda: rig.app.plane.held == len(asked) - 1)
+        ((_, desk),) = rig.app.plane.desks
+        await until(lambda: desk.hindsight.compared == 3, 20.0, lambda: tagging.counts.misses)
+        go_on.set()
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+        assert order[:2] == ["1", "2"]
+        assert desk.hindsight.changed >= 1
+        assert desk.hindsight.gain_s > 0
+
+    run(case, replace(config("", "plan"), tagger=Tagger(mode="auto", deadline_ms=NEVER_LATE)), backends=(backend,))
+
+
+@pytest.mark.parametrize("fault", ["silent", "nan", "negative", "garbage", "huge", "rubbish", "slow", "dies", "refuses"])
+def test_case_15_3_the_tagger_at_fault(fault: str) -> None:
+    """15.3: every fault of the tagger's process: all requests are served, within the deadline, and each cause is counted."""
+    causes = {"huge": "garbage", "rubbish": "garbage", "slow": "late", "silent": "late", "dies": "down", "refuses": "down"}
+    deadline_s = 0.02
+
+    async def case(rig: Rig) -> None:
+        tagging = rig.app.plane.desks.tagging
+        for i in range(20):
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            assert (await rig.ask(chat(f"prompt {i}"))).status == 200
+            assert loop.time() - began_s < deadline_s + 1.0
+            if i == 0:
+                await until(
+                    lambda: tagging.link is not None and (tagging.link.state == "up" or tagging.link.restarts > 0), 20.0
+                )
+        cause = causes.get(fault, fault)
+        assert tagging.counts.misses[cause] > 0, tagging.counts.misses
+        assert f'leeway_tagger_misses_total{{cause="{cause}"}}' in await rig.metrics()
+
+    def commanded(rig_case: Callable[[Rig], object]) -> Callable[[Rig], object]:
+        async def inner(rig: Rig) -> None:
+            rig.app.plane.desks.tagging.command = broken_command(fault)
+            await rig_case(rig)  # type: ignore[misc]
+
+        return inner
+
+    run(commanded(case), config("", mode="auto", deadline_ms=deadline_s * 1e3, cache_entries=0), backends=2)  # type: ignore[arg-type]
+
+
+def test_case_15_3_the_tagger_killed_under_load(tmp_path: Path) -> None:
+    """15.3: killed again and again while requests run: none fails, it comes back, and then it answers again."""
+
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        link = tagging.link
+        assert link is not None
+        for round_number in range(3):
+            asked = [asyncio.create_task(rig.ask(chat(f"round {round_number} number {i}"))) for i in range(30)]
+            os.kill(link.pid, signal.SIGKILL)
+            assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+            await until(lambda: link.restarts > round_number and link.state == "up", 20.0, lambda: link)  # noqa: B023
+        before = tagging.counts.layers.total()
+        assert (await rig.ask(chat("after all"))).status == 200
+        assert tagging.counts.layers.total() == before + 1
+        assert metric(await rig.metrics(), "leeway_tagger_restarts_total") >= 3
+
+    run(case, config(tiny_models(tmp_path), queue=4096, skip=False), backends=2)
+
+
+def test_case_15_3_a_hung_process_is_ended_and_replaced() -> None:
+    """15.3: stopped (not dead): nobody waits beyond the deadline, and after two seconds there is another one."""
+
+    async def case(rig: Rig) -> None:
+        tagging = rig.app.plane.desks.tagging
+        tagging.command = broken_command("silent")
+        await rig.ask(chat("first"))
+        await until(lambda: tagging.link is not None and tagging.link.state == "up", 20.0)
+        link = tagging.link
+        assert link is not None
+        first = link.pid
+        assert (await rig.ask(chat("second"))).status == 200
+        await until(lambda: link.restarts == 1 and link.state == "up" and link.pid != first, 10.0, lambda: link)
+
+    run(case, config("", mode="auto", deadline_ms=5.0), backends=2)
+
+
+def test_case_2_2_a_client_that_leaves_while_the_tagger_is_asked() -> None:
+    """2.2: gone while the tagger runs: nothing is dispatched, nothing is left."""
+
+    async def case(rig: Rig) -> None:
+        tagging = rig.app.plane.desks.tagging
+        tagging.command = broken_command("silent")
+        await rig.ask(chat("first"))
+        await until(lambda: tagging.link is not None and tagging.link.state == "up", 20.0)
+        before = rig.calls
+        peer = await rig.connect()
+        request_id = peer.ask(chat("left alone", stream=True))
+        await until(lambda: "1 asked" in repr(tagging.link))
+        peer.leave()
+        line = await rig.access(request_id)
+        assert line["end"] == "client_gone"
+        await until(lambda: tagging.counts.misses["late"] == 1)
+        assert rig.calls == before
+
+    run(case, config("", mode="auto", deadline_ms=300.0), backends=2)
+
+
+ODD = {
+    "empty": {"messages": []},
+    "no messages": {},
+    "null": {"messages": None},
+    "ten megabytes": {"messages": [{"role": "user", "content": "ten megabytes " * 700_000}]},
+    "lone surrogates": {"messages": [{"role": "user", "content": "\ud800\udfff\udc00 " * 3000}]},
+    "all emoji": {"messages": [{"role": "user", "content": "\U0001f600\U0001f44d\U0001f3fd" * 3000}]},
+    "tools only": {
+        "messages": [{"role": "tool", "content": "42", "tool_call_id": "x"}] * 9,
+        "tools": [{"type": "function"}] * 300,
+    },
+    "images": {
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:," + "A" * 90_000}}]}]
+    },
+    "wrong types": {"messages": [7, None, "x", {"role": 5, "content": {"a": [[]]}}], "tools": 3, "system": 9},
+    "token ids": {"prompt": list(range(5000))},
+    "deep": {"messages": [{"role": "user", "content": "x"}], "x": json.loads("[" * 900 + "]" * 900)},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_prompts_are_tagged_like_others(odd: str, tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        answer = await rig.ask(json.dumps({"model": "m", **ODD[odd]}).encode())  # type: ignore[dict-item]
+        assert answer.status == 200
+        assert tagging.counts.layers.total() == 1
+        assert not tagging.counts.misses
+
+    run(case, config(tiny_models(tmp_path)), backends=2)
+
+
+def test_without_models_the_cheap_layers_answer(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        assert tagging.link is not None
+        assert tagging.link.models == ()
+        assert (await rig.ask(chat("no models"))).status == 200
+        assert tagging.counts.layers.total() == 1
+        assert not tagging.counts.misses
+
+    run(case, config(str(tmp_path)), backends=2)
