@@ -3,9 +3,10 @@
 The windows are kept here, on the clock of whoever asks (a wall clock that jumps must not open or close them); another
 storage of the library (Redis, for several gateways) fits in their place. Only loaded when a key has such a limit: the
 library holds about 3 MiB. Of tokens the prompt is counted when the request comes, and the rest when it has ended.
+The limit holds on the average; one minute that follows a burst may see up to twice of it, as with all such counters.
 """
 
-from math import ceil
+from math import floor
 
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.storage import SlidingWindowCounterSupport, Storage
@@ -121,4 +122,4 @@ class Rates:
             wait_s = left_s - (room - count + 1) * MINUTE_S / before
         else:
             wait_s = left_s + MINUTE_S * (1.0 - (room + 1) / max(count, room + 1))
-        return max(1, ceil(wait_s))
+        return max(1, floor(wait_s) + 1)  # what is counted is cut off to whole ones: an instant later than this

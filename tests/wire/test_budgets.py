@@ -1,0 +1,287 @@
+"""Promises on real sockets: what is refused, in which order who waits goes, what travels to engines, what is told after."""
+
+import asyncio
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.config import BackendSpec, ClassSpec, GatewayConfig, KeyLimits, KeySpec, ModelSpec, Queue, Slo
+from gateway.spending import STAGES
+from tests.wire.kit import CONFIG, INSTANT, Rig, chat, run, until
+from tests.wire.peer import Answer
+from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
+
+KEY, OTHER, FREE = "sk-budget-one", "sk-budget-two", "sk-budget-xyz"
+CLASSES = (ClassSpec("chat", ttft_ms=2000, tpot_ms=100), ClassSpec("batch", e2e_ms=60_000))
+LEEWAY = (b"x-leeway-tier", b"x-leeway-budget-left-ms", b"x-leeway-predicted-ttft-ms")
+
+
+def key(text: str, class_name: str = "default", **limits: int) -> KeySpec:
+    return KeySpec(hashlib.sha256(text.encode()).hexdigest(), text[-3:], class_name, limits=KeyLimits(**limits))
+
+
+def one_at_once(spec: BackendSpec) -> BackendSpec:
+    return replace(spec, max_in_flight=1)
+
+
+class Gate:
+    """A backend's play that holds every answer until it is opened; `order` is what came, by its first letter."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.order: list[str] = []
+
+    async def __call__(self, call: Call) -> None:
+        self.order.append(call.json["messages"][0]["content"][:1])
+        call.start_events()
+        await self.open.wait()
+        call.end_events(event("x"), FINISH, DONE)
+
+
+async def told(rig: Rig, name: str) -> dict[str, Any]:
+    """What is told of a request, once it is over."""
+    owner = hashlib.sha256(rig.key.encode()).hexdigest() if rig.key else ""
+    await until(lambda: rig.app.plane.records.find(name, owner) is not None)
+    answer = await rig.ask(path=f"/v1/requests/{name}", method="GET")
+    assert answer.status == 200
+    return dict(answer.json)
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [("x-slo-ttft-ms", "soon"), ("x-slo-tpot-ms", "0"), ("x-llm-d-slo-ttft-ms", "-5"), ("x-slo-class", "gold")],
+)
+def test_nonsense_is_refused_by_its_header_s_name(header: str, text: str) -> None:
+    async def case(rig: Rig) -> None:
+        answer = await rig.ask(chat(), headers={header: text})
+        assert answer.status == 400
+        assert (answer.error["code"], answer.error["param"]) == ("invalid_slo", header)
+        assert answer.error["type"] == "invalid_request_error"
+        assert rig.calls == 0
+
+    run(case, replace(CONFIG, classes=CLASSES))
+
+
+def test_a_promise_is_told_of_and_nothing_is_told_without_one() -> None:
+    async def case(rig: Rig) -> None:
+        plain = await rig.ask(chat(stream=True))
+        assert not plain.headers.keys() & set(LEEWAY)
+        answer = await rig.ask(chat(stream=True), headers={"x-slo-ttft-ms": "5000"})
+        assert answer.headers[b"x-leeway-tier"] == b"1"
+        assert 3000 < int(answer.headers[b"x-leeway-budget-left-ms"]) <= 5000
+        assert 0 <= int(answer.headers[b"x-leeway-predicted-ttft-ms"]) < 1000
+        by_class = await rig.ask(chat(stream=True), headers={"x-slo-class": "chat"})
+        assert 1000 < int(by_class.headers[b"x-leeway-budget-left-ms"]) <= 2000
+
+    run(case, replace(CONFIG, classes=CLASSES), backends=2)
+
+
+def test_a_finished_request_is_told_of_to_its_own_key_alone() -> None:
+    async def case(rig: Rig) -> None:
+        rig.key = KEY
+        await rig.ask(chat(stream=True), headers={"x-request-id": "mine-1"})
+        record = await told(rig, "mine-1")
+        assert (record["id"], record["model"], record["end"], record["attempts"]) == ("mine-1", "m", "complete", 1)
+        assert record["slo"]["class"] == "chat"
+        assert (record["slo"]["ttft_ms"], record["slo"]["e2e_ms"], record["slo"]["kept"]) == (2000.0, None, True)
+        assert sum(record["spent_ms"].values()) == pytest.approx(record["duration_ms"], abs=0.1)
+        assert {"read", "tag", "queue_1", "queue_2", "probe", "connect", "prefill", "decode", "retry"} <= set(
+            record["spent_ms"]
+        )
+        rig.key = OTHER
+        assert (await rig.ask(path="/v1/requests/mine-1", method="GET")).error["code"] == "request_not_found"
+        rig.key = ""
+        assert (await rig.ask(path="/v1/requests/mine-1", method="GET")).status == 401
+        assert (await rig.ask(path="/v1/requests/mine-1", method="DELETE", headers={"x-api-key": KEY})).status == 405
+        rig.key = FREE
+
+    run(case, replace(CONFIG, classes=CLASSES, keys=(key(KEY, "chat"), key(OTHER), key(FREE))), backends=2, key=FREE)
+
+
+def test_the_table_of_records_is_bounded() -> None:
+    async def case(rig: Rig) -> None:
+        for i in range(5):
+            await rig.ask(chat(), headers={"x-request-id": f"r{i}"})
+        await told(rig, "r4")
+        assert len(rig.app.plane.records) == 3
+        statuses = [(await rig.ask(path=f"/v1/requests/r{i}", method="GET")).status for i in range(5)]
+        assert statuses == [404, 404, 200, 200, 200]
+
+    run(case, replace(CONFIG, slo=Slo(records=3)))
+
+
+def test_those_with_the_nearest_deadline_go_first() -> None:
+    """One backend, one place: the line forms at the gateway. What cannot be in time any more waits for the others."""
+    backend, gate = ScriptedBackend("b0"), Gate()
+
+    async def case(rig: Rig) -> None:
+        backend.play = gate
+        asked = [asyncio.create_task(rig.ask(chat("0", stream=True)))]
+        await until(lambda: len(gate.order) == 1)
+        for name, target in (("3", "90000"), ("2", "50000"), ("5", ""), ("4", "1"), ("1", "20000")):
+            headers = {"x-slo-ttft-ms": target} if target else {}
+            text = name * (20 if name == "4" else 40)  # 4 and 5: promised nothing that can be kept, the shorter one first
+            asked.append(asyncio.create_task(rig.ask(chat(text, stream=True), headers=headers)))
+            await until(lambda: rig.app.plane.held == len(asked) - 1)
+        gate.open.set()
+        answers = await asyncio.gather(*asked)
+        assert {answer.status for answer in answers} == {200}
+        assert gate.order == ["0", "1", "2", "3", "4", "5"]
+        assert answers[4].headers[b"x-leeway-tier"] == b"2"
+
+    rule = ModelSpec("m", "plan", rho=0.0)
+    run(case, replace(CONFIG, models=(rule,)), backends=(backend,), spec=one_at_once)
+
+
+def full_house(ask: dict[str, str], config: GatewayConfig = CONFIG) -> list[Answer]:
+    """What one with these headers is answered while the only place is taken."""
+    backend, gate, answers = ScriptedBackend("b0"), Gate(), []
+
+    async def case(rig: Rig) -> None:
+        backend.play = gate
+        first = asyncio.create_task(rig.ask(chat("0", stream=True)))
+        await until(lambda: len(gate.order) == 1)
+        answers.append(await rig.ask(chat("1", stream=True), headers=ask))
+        gate.open.set()
+        assert (await first).status == 200
+        assert len(gate.order) == 1, "it never reached the backend"
+
+    run(case, config, backends=(backend,), spec=one_at_once)
+    return answers
+
+
+PLANNED = replace(CONFIG, models=(ModelSpec("m", "plan"),))
+
+
+@pytest.mark.parametrize("config", [CONFIG, PLANNED], ids=["by requests", "planned"])
+def test_admit_now_or_refuse(config: GatewayConfig) -> None:
+    (answer,) = full_house({"x-leeway-admit": "now"}, config)
+    assert (answer.status, answer.error["code"]) == (429, "would_wait")
+    assert int(answer.headers[b"retry-after"]) >= 1
+    assert int(answer.headers[b"x-leeway-expected-wait-ms"]) >= 1
+    assert b"x-should-retry" not in answer.headers
+
+
+@pytest.mark.parametrize("config", [CONFIG, PLANNED], ids=["by requests", "planned"])
+def test_a_strict_request_is_refused_when_its_budget_is_spent(config: GatewayConfig) -> None:
+    (answer,) = full_house({"x-slo-ttft-ms": "150", "x-leeway-strict": "true"}, config)
+    assert (answer.status, answer.error["code"]) == (503, "out_of_budget")
+    assert int(answer.headers[b"retry-after"]) >= 1
+
+
+def test_a_refusal_of_the_line_tells_the_expected_wait() -> None:
+    (answer,) = full_house({}, replace(CONFIG, queue=Queue(timeout_s=0.1)))
+    assert (answer.status, answer.error["code"]) == (503, "queue_timeout")
+    assert int(answer.headers[b"x-leeway-expected-wait-ms"]) >= 1
+
+
+def test_a_strict_request_that_cannot_be_in_time_is_not_begun() -> None:
+    """The only engine takes seconds for such a prompt, by all that is known of it."""
+
+    async def case(rig: Rig) -> None:
+        headers = {"x-slo-ttft-ms": "20", "x-leeway-strict": "true"}
+        answer = await rig.ask(chat("x" * 1_000_000, stream=True), headers=headers)
+        assert (answer.status, answer.error["code"]) == (503, "out_of_budget")
+        assert rig.calls == 0
+        assert (await rig.ask(chat("x" * 1_000_000, stream=True), headers={"x-slo-ttft-ms": "20"})).status == 200
+
+    run(case, PLANNED)
+
+
+def test_requests_and_tokens_per_minute() -> None:
+    async def case(rig: Rig) -> None:
+        rig.key = KEY
+        answers = [await rig.ask(chat()) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        assert answers[2].error["code"] == "requests_per_min"
+        assert 1 <= int(answers[2].headers[b"retry-after"]) <= 120
+        rig.key = OTHER
+        assert (await rig.ask(chat("x" * 4000))).status == 200
+        refused = await rig.ask(chat("x" * 4000))
+        assert (refused.status, refused.error["code"]) == (429, "tokens_per_min")
+        assert (await rig.ask(chat("x"))).status == 200, "a small one still fits"
+        await until(lambda: not any(client.in_flight for client in rig.app.plane.keyring._clients.values()))
+        rig.key = FREE
+
+    run(case, replace(CONFIG, keys=(key(KEY, requests_per_min=2), key(OTHER, tokens_per_min=1500), key(FREE))), key=FREE)
+
+
+def test_what_travels_to_an_engine() -> None:
+    slo = Slo(engine_priority="always", engine_budget="always")
+
+    async def case(rig: Rig) -> None:
+        seen = rig.engines[0].serving.recent
+        headers = {"x-slo-ttft-ms": "3000", "x-slo-tpot-ms": "50", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+        await rig.ask(chat(stream=True, vllm_xargs={"mine": 1, "leeway_class": "stolen"}), headers=headers)
+        facts = seen[-1].vllm_xargs
+        assert (facts["mine"], facts["leeway_class"]) == (1, "stolen"), "the client's own entries stay as they are"
+        assert (facts["leeway_v"], facts["leeway_ttft_ms"], facts["leeway_tpot_ms"]) == (1, 3000.0, 50.0)
+        promised_s = (facts["leeway_deadline_unix_ms"] - facts["leeway_arrival_unix_ms"]) / 1e3
+        assert promised_s == pytest.approx(3.0, abs=0.01)
+        assert facts["leeway_deadline_unix_ms"] - 100 < seen[-1].priority <= facts["leeway_deadline_unix_ms"]
+        assert seen[-1].headers["traceparent"] == headers["traceparent"]
+        await rig.ask(chat(), headers={"x-vllm-priority": "-9"})
+        plain = seen[-1]
+        assert plain.vllm_xargs["leeway_class"] == "default"
+        assert "leeway_deadline_unix_ms" not in plain.vllm_xargs
+        assert plain.priority > facts["leeway_deadline_unix_ms"], "without a promise it is none of the first, whatever it says"
+        assert "traceparent" not in plain.headers, "no trace is invented"
+        assert plain.kv_transfer_params is None
+
+    config = replace(CONFIG, slo=slo, models=(ModelSpec("m", "plan"),))
+    run(case, config, backends=0, engines=(replace(INSTANT, models=("m",)),))
+
+
+def test_an_engine_without_priorities_gets_the_bytes_of_its_client() -> None:
+    async def case(rig: Rig) -> None:
+        await rig.ask(chat(stream=False), headers={"x-slo-ttft-ms": "3000"})
+        call = rig.backend.calls[-1]
+        assert call.json == chat(stream=False)
+        assert b"x-vllm-priority" not in call.headers
+
+    run(case)
+
+
+@pytest.mark.parametrize(("rule", "passes"), [("override", False), ("respect", True)])
+def test_a_client_s_own_priority(rule: str, passes: bool) -> None:
+    async def case(rig: Rig) -> None:
+        await rig.ask(chat(priority=-3), headers={"x-vllm-priority": "-9"})
+        call = rig.backend.calls[-1]
+        assert (b"x-vllm-priority" in call.headers) is passes
+        assert call.json["priority"] == -3
+        record = await told(rig, call.headers[b"x-request-id"].decode())
+        assert record["slo"]["class"] == "urgent"
+
+    urgent = ClassSpec("urgent", ttft_ms=500, priorities=(-3, -9))
+    run(case, replace(CONFIG, classes=(urgent,), slo=Slo(client_priority=rule)))  # type: ignore[arg-type]
+
+
+def test_an_agent_s_deadline_in_the_body_is_a_promise() -> None:
+    async def case(rig: Rig) -> None:
+        context = {"agentic_context": {"deadline_seconds": 12.5, "program_id": "p"}}
+        await rig.ask(chat(vllm_xargs=context), headers={"x-request-id": "agent"})
+        record = await told(rig, "agent")
+        assert record["slo"]["e2e_ms"] == 12_500.0
+        assert json.loads(rig.backend.calls[-1].body)["vllm_xargs"] == context
+
+    run(case)
+
+
+def test_promises_are_counted() -> None:
+    async def case(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.ask(chat(stream=True), headers={"x-slo-class": "chat"})
+        rig.backends[0].play = rig.backends[1].play = lambda call: call.error(500)
+        await rig.ask(chat(stream=True), headers={"x-slo-class": "chat"})
+        await told(rig, rig.sent.ids[-1])
+        text = await rig.metrics()
+        assert 'leeway_slo_requests_total{class="chat"} 4.0' in text
+        assert 'leeway_slo_good_total{class="chat"} 3.0' in text
+        assert 'leeway_slo_violations_total{class="chat",target="ttft"} 1.0' in text
+        assert 'leeway_slo_spent_seconds_total{class="chat",stage="decode"}' in text
+        assert 'leeway_slo_jain{by="tenant"} 1.0' in text
+
+    run(case, replace(CONFIG, classes=CLASSES), backends=2)
