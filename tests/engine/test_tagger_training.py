@@ -1,0 +1,84 @@
+"""Training of the length encoder where torch is: every architecture for a few steps, taken up again, from a checkpoint.
+
+Runs the command as a user does, with the engine's interpreter; small shapes, so each run is some seconds of loading.
+"""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.engine.engine_run import ROOT
+
+PYTHON = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine")) / "bin" / "python"
+SMALL = ("--layers", "1", "--width", "32", "--heads", "2", "--vocabulary", "700", "--batch", "16", "--threads", "1")
+SHORT, LONG = ("Answer briefly: number", "Write a long essay about number")
+
+
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts whose kind tells their length, answered by two models of which one says twice as much."""
+    path, rng = tmp_path_factory.mktemp("lengths") / "lengths.jsonl", random.Random(5)
+    rows = []
+    for number in range(240):
+        words, tokens = (SHORT, 20) if number % 2 else (LONG, 900)
+        for model, times in (("plain", 1.0), ("wordy", 2.0)):
+            length = round(tokens * times * rng.uniform(0.8, 1.25))
+            rows.append({"prompt": f"{words} {number}", "model": model, "output_tokens": length, "source": "made"})
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def train(lengths: Path, out: Path, *more: str) -> str:
+    """What the command printed."""
+    command = (str(PYTHON), "-m", "gateway", "tagger", "train", str(lengths), "--out", str(out), *SMALL, *more)
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def about(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    described: dict[str, dict[str, dict[str, float]]] = json.loads((folder / "about.json").read_text())
+    return described
+
+
+def test_a_small_roberta_learns_which_prompts_have_long_answers(lengths: Path, tmp_path: Path) -> None:
+    train(lengths, tmp_path / "a", "--epochs", "12", "--learning-rate", "0.003")
+    described = about(tmp_path / "a")
+    assert described["cold"]["made"]["tau"] > 0.4
+    assert described["offsets"]["wordy"] - described["offsets"]["plain"] == pytest.approx(0.69, abs=0.15)
+    train(lengths, tmp_path / "b", "--start", str(tmp_path / "a"), "--epochs", "0.1", "--learning-rate", "0.00001")
+    assert about(tmp_path / "b")["cold"]["made"]["log_mae"] == pytest.approx(described["cold"]["made"]["log_mae"], abs=0.05)
+
+
+def test_a_finished_run_is_not_trained_again_and_gives_the_same(lengths: Path, tmp_path: Path) -> None:
+    train(lengths, tmp_path, "--epochs", "0.3")
+    first, weights = about(tmp_path), (tmp_path / "model.safetensors").read_bytes()
+    train(lengths, tmp_path, "--epochs", "0.3")
+    assert about(tmp_path) == first
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("architecture", ["bert", "modernbert"])
+def test_other_bodies_train(lengths: Path, tmp_path: Path, architecture: str) -> None:
+    train(lengths, tmp_path, "--architecture", architecture, "--epochs", "0.2")
+    assert about(tmp_path)["architecture"] == architecture
+
+
+def test_the_papers_rule_trains_one_output(lengths: Path, tmp_path: Path) -> None:
+    printed = train(lengths, tmp_path, "--baseline", "paper", "--epochs", "0.2")
+    assert "Acc-50" in printed
+    assert about(tmp_path)["point"] is True
+
+
+def test_what_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
+    command = (str(PYTHON), "-m", "gateway", "tagger", "export", str(tmp_path), "--out", str(tmp_path / "x"))
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "missing: onnx, onnxruntime, onnxscript" in done.stderr
+    assert "pip install 'leeway-gateway[train]'" in done.stderr
