@@ -1,21 +1,24 @@
 """The opt-in length log: a JSON line for each finished answer, to train on. Shell; off unless a file is named.
 
-A row holds numbers: the prompt's features and the answer's length (docs/tagger.md). The user's text, its end of at most
-4 KB, only with `log_text`. Rows are rendered and written by a thread from a bounded queue; when that is full they are
-dropped and counted, and a file of `log_bytes` makes room: PATH, PATH.1 and so on, `log_files` of them.
+A row holds numbers: the prompt's features and the answer's length (docs/tagger.md). What the encoder reads of the user's
+text, some hundred characters of its end and its beginning, only with `log_text`. Rows are rendered and written by a
+thread from a bounded queue; when that is full they are dropped and counted, and a file of `log_bytes` makes room: PATH,
+PATH.1 and so on, `log_files` of them.
 """
 
 import os
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import NamedTuple
 
 import orjson
 
 from gateway.config import Tagger
-from gateway.prompt_ends import Ends, text_of, view_of_ends
+from gateway.prompt_ends import Ends, view_of_ends
 from predictor.features import FEATURES, Cues
+from predictor.tagger_text import encoder_text
 
 VERSION = 1
 FLUSH_S = 0.2
@@ -50,8 +53,7 @@ def rendered(row: Row, time_s: float) -> bytes:
         "truncated": row.truncated,
     }
     if row.ends is not None:
-        text = text_of(view_of_ends(row.ends, row.max_tokens))
-        fields["text"] = text.encode("utf-8", "replace").decode()
+        fields["encoder"] = asdict(encoder_text(view_of_ends(row.ends, row.max_tokens)))
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 

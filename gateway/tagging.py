@@ -50,7 +50,7 @@ class Watched:
     """A request whose answer will be observed: one of its own once somebody looked at its prompt, until then one that all
     of its model and route share. `asked`: the process was asked for its length."""
 
-    __slots__ = ("asked", "cues", "ends", "max_tokens", "prompt_tokens", "tag")
+    __slots__ = ("asked", "cues", "end", "ends", "max_tokens", "prompt_tokens", "tag")
 
     def __init__(self, tag: Tag, prompt_tokens: int, max_tokens: int) -> None:
         self.tag = tag
@@ -58,6 +58,7 @@ class Watched:
         self.max_tokens = max_tokens
         self.cues: Cues | None = None
         self.ends: Ends | None = None
+        self.end: tuple[int, bool] | None = None
         self.asked = False
 
 
@@ -190,7 +191,7 @@ class Tagging:
             self._take(watched, answer)
 
         ends = self._ends(watched, prompt)
-        self.start().ask(ends, prompt.max_tokens, told, told, models=models)
+        watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, models=models)
 
     def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell) -> Asked | None:
         """What is remembered of such a question; else it is put, and `watched.asked` says so."""
@@ -234,10 +235,14 @@ class Tagging:
         return capped(watched.tag.estimate, watched.max_tokens)
 
     def _take(self, watched: Watched, answer: Asked) -> None:
+        watched.asked = not answer.last and not answer.cause
         if answer.cues is not None or answer.guesses:
             tag = watched.tag
             watched.cues = answer.cues
             watched.tag = self.tagger.tag(tag.model, tag.route, answer.cues, answer.guesses, watched.max_tokens)
+        if watched.end is not None and not watched.asked:
+            end, watched.end = watched.end, None
+            self.ended(watched, *end)
 
     def _compares(self) -> bool:
         self._due_share += self._settings.compare_share
@@ -251,6 +256,9 @@ class Tagging:
     def ended(self, watched: Watched, output_tokens: int, truncated: bool) -> None:
         """An answer ended after so many tokens, or was cut off there."""
         if output_tokens < 1:
+            return
+        if watched.asked:
+            watched.end = (output_tokens, truncated)
             return
         now_s, tag, cues = self._plane.now(), watched.tag, watched.cues
         if cues is None and now_s - self._seen_s < OBSERVED_EVERY_S:

@@ -75,11 +75,11 @@ while frame := link.recv(65536):
         time.sleep(0.05)
     guess = GUESS.get(fault, (4.0, 5.0, 6.0))
     if fault == "by_text":
-        guess = (7.0, 8.0, 9.0) if b"long" in question.ends.head else (1.0, 2.0, 3.0)
+        guess = (1.0, 2.0, 3.0) if b"short" in question.ends.head else (3.0, 5.52, 7.0)
     link.send(encode_reply(question.id, last=True, cues=None, guesses={"encoder": guess}))
 """
 
 
 def broken_command(fault: str) -> tuple[str, ...]:
-    """How a process with a fault is started (`by_text` has none: it goes by the word "long")."""
+    """How a process with a fault is started (`by_text` has none: it goes by the word "short")."""
     return (sys.executable, "-c", BROKEN, "{fd}", fault, str(Path(__file__).parents[2]))
