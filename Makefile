@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction bench-live bench-swaps soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -84,6 +84,13 @@ bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replica
 
 bench-swaps: $(READY)  ## what one plan of swaps costs at 8 devices and 50 models
 	$(BIN)/python -m tests.bench.swap_plan
+
+own-lengths: $(READY) engine  ## own length data: vLLM on the CPU answers 1,000 prompts twice (LEEWAY_DATA; 40 minutes, can be stopped)
+	$(BIN)/python examples/lengths/own_lengths.py --engine $(ENGINE) --models $(MODELS) $(LENGTHS_ARGS)
+
+tagger-model:  ## the length encoder that comes with the gateway, from LEEWAY_DATA and TEACHER (extra `train`; 45 minutes of one core)
+	$(PYTHON) -m gateway tagger train $(LEEWAY_DATA) examples/lengths/smollm2.parquet --out .tagger $(if $(TEACHER),--teacher $(TEACHER)) $(TAGGER_ARGS)
+	$(PYTHON) -m gateway tagger export .tagger --out predictor/tagger_models
 
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)
