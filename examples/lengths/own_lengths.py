@@ -113,6 +113,8 @@ async def answer_all(url: str, todo: list[tuple[Prompt, int]], partial: Path, pr
     left: Iterator[tuple[Prompt, int]] = iter(todo)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=1800)
     with partial.open("a") as file:
+        if partial.read_text()[-1:] not in ("", "\n"):
+            file.write("\n")  # what was cut short stays a line of its own
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
 
             async def work() -> None:
