@@ -90,6 +90,13 @@ def done_before(path: Path) -> dict[tuple[str, int], Answered]:
     return found
 
 
+def ended(path: Path) -> None:
+    """End a last line that was cut short, so that it stays a line of its own."""
+    if path.exists() and path.read_text()[-1:] not in ("", "\n"):
+        with path.open("a") as file:
+            file.write("\n")
+
+
 async def ask(session: aiohttp.ClientSession, url: str, prompt: Prompt, sample: int) -> Answered:
     """One answer of the engine."""
     body = {
@@ -113,8 +120,6 @@ async def answer_all(url: str, todo: list[tuple[Prompt, int]], partial: Path, pr
     left: Iterator[tuple[Prompt, int]] = iter(todo)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=1800)
     with partial.open("a") as file:
-        if partial.read_text()[-1:] not in ("", "\n"):
-            file.write("\n")  # what was cut short stays a line of its own
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
 
             async def work() -> None:
@@ -203,6 +208,7 @@ def main() -> None:
             "2000000000",
         )
         launch = VllmLaunch(python, checkpoint, MODEL, options.port or free_port(), more)
+        ended(partial)
         asyncio.run(serve_and_ask(launch, todo, partial))
         done = done_before(partial)
     write(options.output, prompts, done)

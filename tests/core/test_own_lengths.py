@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.lengths.own_lengths import MIX, PROMPT_TOKENS_MAX, SAMPLES, Answered, Prompt, choose, done_before
+from examples.lengths.own_lengths import MIX, PROMPT_TOKENS_MAX, SAMPLES, Answered, Prompt, choose, done_before, ended
 from gateway.tagger.records import HELD_OUT
 
 ANSWER = Answered("p", 0, 10, 20, "stop", "text \u2028 with\nlines")
@@ -45,7 +45,12 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     lines = [json.dumps(asdict(answer)) for answer in (ANSWER, second)]
     path.write_text(f"{lines[0]}\n{lines[1]}\n{lines[1][:30]}")
     assert done_before(path) == {("p", 0): ANSWER, ("q", 1): second}
-    assert ("p", 1) not in done_before(path)
+    ended(path)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(Answered("p", 1, 10, 3, "stop", "x"))) + "\n")
+    assert len(done_before(path)) == 3
+    ended(path)
+    assert path.read_text().count("\n") == 4
 
 
 def test_prompts_are_as_the_data_has_them() -> None:
