@@ -19,8 +19,8 @@ class CapacityError(Exception):
     """No rate was found at which the SLO is met, or none at which it is not."""
 
 
-def bisect(attained: Callable[[float], float], guess_per_s: float, share: float) -> float:
-    """The largest rate, to `PRECISION`, at which `attained(rate)` is at least `share`. Raises CapacityError."""
+def bisect(attained: Callable[[float], float], guess_per_s: float, share: float, precision: float = PRECISION) -> float:
+    """The largest rate, to `precision`, at which `attained(rate)` is at least `share`. Raises CapacityError."""
     good, bad = 0.0, float("inf")
     rate = guess_per_s
     for _ in range(RUNS_MAX):
@@ -28,7 +28,7 @@ def bisect(attained: Callable[[float], float], guess_per_s: float, share: float)
             good = max(good, rate)
         else:
             bad = min(bad, rate)
-        if good and bad / good <= PRECISION:
+        if good and bad / good <= precision:
             return good
         if bad == float("inf"):
             rate = good * STEP

@@ -33,6 +33,7 @@ class Seen:
     tokens: int
     output_tokens: int
     problem: str = ""
+    label: str = ""
 
     @property
     def tpot_s(self) -> float | None:
@@ -81,7 +82,7 @@ class Call:
         first = self.first_s - self.due_s if self.first_s else None
         last = self.last_s - self.due_s if self.done and self.last_s else None
         late_s = self.sent_s - self.due_s
-        return Seen(self.due_s - start_s, late_s, first, last, self.tokens, self.one.output_tokens, problem)
+        return Seen(self.due_s - start_s, late_s, first, last, self.tokens, self.one.output_tokens, problem, self.one.label)
 
 
 class Connection(asyncio.Protocol):
@@ -190,5 +191,5 @@ class Load:
     def _head(self, one: Planned) -> bytes:
         return (
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}:{self._port}\r\n{self._key}"
-            f"Content-Type: application/json\r\nContent-Length: {len(one.body)}\r\n\r\n"
+            f"{one.lines}Content-Type: application/json\r\nContent-Length: {len(one.body)}\r\n\r\n"
         ).encode()

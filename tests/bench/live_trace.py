@@ -28,12 +28,15 @@ START_STEP = 3000  # rows between the windows of two seeds, as in the affinity s
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request: when it is due, counted from the first, and what it is."""
+    """One request: when it is due, counted from the first, and what it is. `label` is for whoever counts, `lines` are
+    header lines of its own."""
 
     at_s: float
     body: bytes
     prompt_tokens: int
     output_tokens: int
+    label: str = ""
+    lines: str = ""
 
 
 def answer_tokens(text: str) -> int:
