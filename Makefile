@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-prediction bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +74,9 @@ bench-sidecar: $(WHEEL)  ## a sidecar at 500 probes a second beside a null echo;
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
 	first=$$($(BIN)/python -m tests.bench.sidecar $(BENCH_ARGS)) && \
 	$(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/sidecar_request.py --home $(BENCH) --merge "$$first" $(BENCH_ARGS)
+
+bench-tiers: $(READY)  ## what budgets inside the engine cost a step, at 64 waiting and 16 running requests
+	$(BIN)/python -m tests.bench.tiers $(BENCH_ARGS)
 
 bench-prediction: $(READY) engine  ## how well a live engine's next requests are foretold (vLLM on the CPU, 7 minutes)
 	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/python -m tests.bench.prediction $(BENCH_ARGS)

@@ -67,7 +67,7 @@ class _Queue:
         return self._sorted
 
 
-class _Publishing:
+class Publishing:
     """The mixin in front of either of vLLM's schedulers. Uses of theirs: waiting, kv_holding_waiting, running,
     kv_cache_manager, the sizes, add_request, schedule, shutdown."""
 
@@ -136,9 +136,9 @@ class _Publishing:
         self._file.close()
 
 
-class SnapshotScheduler(_Publishing, Scheduler):
+class SnapshotScheduler(Publishing, Scheduler):
     """For servers that schedule step by step (vLLM on the CPU, or `--no-async-scheduling`)."""
 
 
-class AsyncSnapshotScheduler(_Publishing, AsyncScheduler):
+class AsyncSnapshotScheduler(Publishing, AsyncScheduler):
     """For servers that schedule the next step before the last one's tokens are known."""

@@ -73,7 +73,7 @@ def test_tests_neither_sleep_nor_skip() -> None:
 
 
 # Run inside vLLM's process or need torch; tests/engine imports them.
-IN_ENGINE = {"backends/vllm_scheduler.py"}
+IN_ENGINE = {f"backends/{name}.py" for name in ("vllm_cascade", "vllm_kv", "vllm_scheduler")}
 IN_TORCH = {f"gateway/tagger/{name}.py" for name in ("export", "network", "run", "teacher", "training")}
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

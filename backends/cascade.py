@@ -1,0 +1,346 @@
+"""Budgets inside an engine's scheduler: who is in which tier, who pauses, who gives way. Pure and engine-neutral.
+
+The gateway says with each request until when its first token is needed and how fast it must go on (`vllm_xargs`, or
+`priority` as the latest start); what a prompt costs is learned from the engine's own steps. Before each step:
+
+    retier     the waiting, by predictor.queues
+    pause      prompts of tier 2 that are being computed, while tier 1 has prompts and their share is used up
+    give way   if all slots are taken and the first of tier 1 would come too late by waiting for one: the running request
+               with the largest budget that affords its own redo, once in its life, and nobody for one that gave way itself
+
+After its first token a request is judged by its TPOT budget. Instants are unix seconds, as the engine stamps arrivals.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from predictor.budget import Gamma, SloTarget, decode_budget_s
+from predictor.queues import AGE_S, ORDERS, TieredQueue, Waiting
+
+TIER_2 = 1 << 50  # added to a priority by who sends it
+MARGIN_S = 0.05  # a budget must exceed what it is to pay for by so much
+COMEBACK_S = 1.0  # who gave way without an SLO of its own is due again after so long
+TOKEN_S, STEP_S = 1e-4, 0.02  # until steps were seen
+PLAUSIBLE_S = 3600.0
+LEARNING = 0.1
+OUTLIER = 4.0
+PREFILL_MIN = 32  # steps with fewer prompt tokens teach nothing of prompts
+STRETCH_STEP = 1.2
+PRIORITY_MAX = 1 << 60
+NOBODY_S = 0.25  # after nobody could give way, slots are taken to come by themselves for so long
+
+
+class InEngine(Protocol):
+    """A request as the scheduler holds it; names are vLLM's, `leeway` and `leeway_expected` are set by us."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    priority: int
+    leeway_expected: int
+    next_decode_eligible_step: int
+    leeway: "Standing"
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeOptions:
+    """The queue's order and figures (predictor.queues; `rho` below 0: the order's own), and whether running requests give
+    way. Raises ValueError."""
+
+    order: str = "mh"
+    rho: float = -1.0
+    alpha: float = 0.5
+    age_s: float = AGE_S
+    preempt: bool = True
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"LEEWAY_ORDER: {self.order!r} is none of {', '.join(ORDERS)}")
+        if not (self.rho <= 1 and 0 <= self.alpha <= 10 and self.age_s > 0):
+            raise ValueError("LEEWAY_RHO, LEEWAY_ALPHA or LEEWAY_AGE_S is out of range")
+
+
+def options(environ: Mapping[str, str]) -> CascadeOptions:
+    """From LEEWAY_ORDER, LEEWAY_RHO, LEEWAY_ALPHA, LEEWAY_AGE_S and LEEWAY_PREEMPT (0 or 1). Raises ValueError."""
+
+    def number(name: str, default: float) -> float:
+        text = environ.get(name, "")
+        try:
+            return float(text) if text else default
+        except ValueError:
+            raise ValueError(f"{name}: {text!r} is not a number") from None
+
+    return CascadeOptions(
+        environ.get("LEEWAY_ORDER") or "mh",
+        number("LEEWAY_RHO", -1.0),
+        number("LEEWAY_ALPHA", 0.5),
+        number("LEEWAY_AGE_S", AGE_S),
+        number("LEEWAY_PREEMPT", 1.0) != 0.0,
+    )
+
+
+class Standing:
+    """What a request was promised, and how far it is."""
+
+    __slots__ = (
+        "arrival_s",
+        "begun_s",
+        "deadline_s",
+        "estimate_s",
+        "first_s",
+        "gave_way",
+        "hint_s",
+        "slo_class",
+        "target",
+        "tier",
+    )
+
+    def __init__(self, slo_class: str, target: SloTarget, arrival_s: float, deadline_s: float, hint_s: float) -> None:
+        self.slo_class = slo_class
+        self.target = target
+        self.arrival_s = arrival_s
+        self.deadline_s = deadline_s
+        self.hint_s = hint_s
+        self.tier = 1
+        self.begun_s = self.first_s = self.estimate_s = 0.0  # 0: not yet
+        self.gave_way = 0
+
+
+def standing(hints: object, priority: int, arrival_s: float) -> Standing:
+    """What its sender says of a request. What is nonsense counts as not said: an engine is no place to refuse."""
+    told = hints if isinstance(hints, dict) and hints.get("leeway_v") == 1 else {}
+    sent_s = _number(told, "leeway_arrival_unix_ms") / 1000
+    if max(0.0, arrival_s - PLAUSIBLE_S) < sent_s <= arrival_s:
+        arrival_s = sent_s
+    ttft_s, tpot_s = (_number(told, f"leeway_{name}_ms") / 1000 for name in ("ttft", "tpot"))
+    deadline_s = _number(told, "leeway_deadline_unix_ms") / 1000
+    if deadline_s <= 0 or abs(deadline_s - arrival_s) > PLAUSIBLE_S:
+        deadline_s = arrival_s + ttft_s if ttft_s > 0 else math.inf
+    hint_s = max(0.0, _number(told, "leeway_estimate_ms") / 1000)
+    if not told and priority > 0:
+        start_s = (priority - TIER_2 if priority >= TIER_2 else priority) / 1000
+        if abs(start_s - arrival_s) < PLAUSIBLE_S:
+            deadline_s = start_s
+    target = SloTarget(ttft_s if ttft_s > 0 else math.inf, tpot_s if tpot_s > 0 else math.inf)
+    slo_class = told.get("leeway_class", "")
+    return Standing(slo_class if isinstance(slo_class, str) else "", target, arrival_s, deadline_s, hint_s)
+
+
+def _number(told: Mapping[str, object], name: str) -> float:
+    value = told.get(name)
+    return float(value) if isinstance(value, (int, float)) and -1e15 < value < 1e15 else 0.0
+
+
+class EnginePace:
+    """Seconds of a step that only decodes, and of a prompt token, learned from steps in a row."""
+
+    def __init__(self) -> None:
+        self.step_s, self.token_s = STEP_S, TOKEN_S
+        self._steps = self._prompts = 0
+
+    def __repr__(self) -> str:
+        return f"<EnginePace {1e3 * self.step_s:.1f} ms a step, {1e6 * self.token_s:.0f} us a prompt token>"
+
+    def prompt_s(self, tokens: int) -> float:
+        """Until the first token of a prompt that is computed alone."""
+        return self.step_s + tokens * self.token_s
+
+    def hinted(self, tokens: int, estimate_s: float) -> None:
+        """The sender's own estimate, until prompts were seen here."""
+        if not self._prompts and estimate_s > 0 and tokens > 0:
+            self.token_s = max(1e-7, estimate_s / tokens)
+
+    def saw(self, took_s: float, prompt_tokens: int) -> None:
+        """A step took so long."""
+        if not prompt_tokens:
+            self.step_s = _learned(self.step_s, took_s, self._steps)
+            self._steps += 1
+        elif prompt_tokens >= PREFILL_MIN:
+            self.token_s = _learned(self.token_s, max(1e-7, (took_s - self.step_s) / prompt_tokens), self._prompts)
+            self._prompts += 1
+
+
+def _learned(known: float, seen: float, count: int) -> float:
+    if count < 3:
+        return (known * count + seen) / (count + 1)
+    return known + LEARNING * (min(seen, OUTLIER * known) - known)
+
+
+class Cascade:
+    """One engine's tiers. The scheduler tells it who comes and goes, and asks before each step."""
+
+    def __init__(self, given: CascadeOptions, max_slots: int) -> None:
+        self.options = given
+        self.queue = TieredQueue(given.order, given.rho, given.alpha, given.age_s)
+        self.pace = EnginePace()
+        self.gamma = Gamma()
+        self.gave_way = self.paused = 0
+        self._max_slots = max_slots
+        self._reference = 0.0  # seconds a token when costs were reckoned first
+        self._stretch = 1.0
+        self._stepped_s = 0.0
+        self._step_prompt_tokens = -1  # of the last step; -1: there was none
+        self._contested = self._starved = False
+        self._nobody_until_s = 0.0
+        self._filling: list[InEngine] = []
+
+    def __repr__(self) -> str:
+        return f"<Cascade {self.queue!r} {self.pace!r} gave_way={self.gave_way} paused={self.paused}>"
+
+    # -- coming and going
+
+    def entry(self, request: InEngine, now_s: float) -> Waiting:
+        """The request as the queue sees it: new, or one that gave way and must be computed again."""
+        own = request.leeway
+        tokens = max(1, request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens)
+        self.pace.hinted(request.num_prompt_tokens, own.hint_s)
+        if not self._reference:
+            self._reference = self.pace.token_s
+        cost_s = self.gamma.of(own.slo_class) * (self.pace.step_s + tokens * self._reference)
+        deadline_s = own.deadline_s
+        if own.first_s or (own.gave_way and deadline_s == math.inf):
+            budget_s = self.budget_s(request, now_s)
+            deadline_s = now_s + min(budget_s, COMEBACK_S + cost_s * self._stretch)
+        return Waiting(request.request_id, own.arrival_s, cost_s, tokens, deadline_s)
+
+    def admitted(self, request: InEngine, waiting: Waiting, now_s: float) -> None:
+        """It has a slot from this step on."""
+        own = request.leeway
+        own.tier = waiting.tier
+        if not own.begun_s:
+            own.begun_s, own.estimate_s = now_s, self.pace.prompt_s(waiting.tokens)
+
+    # -- budgets
+
+    def budget_s(self, request: InEngine, now_s: float) -> float:
+        """By how long it may be held up: until its first token by TTFT, after it by TPOT."""
+        own = request.leeway
+        if own.first_s:
+            generated = request.num_output_tokens
+            return decode_budget_s(
+                own.target, own.arrival_s, own.first_s, now_s, generated, request.leeway_expected, self.pace.step_s
+            )
+        left = request.num_prompt_tokens - request.num_computed_tokens
+        return own.deadline_s - now_s - self.gamma.of(own.slo_class) * self.pace.prompt_s(max(0, left))
+
+    def _redo_s(self, request: InEngine) -> float:
+        """What it costs to compute again what it has."""
+        return self.pace.prompt_s(request.num_computed_tokens)
+
+    def rank(self, running: Sequence[InEngine], now_s: float) -> None:
+        """Before a step that may run out of KV: the engine gives up the largest `priority` first."""
+        for request in running:
+            budget_s = self.budget_s(request, now_s)
+            spare_s = budget_s - self._redo_s(request)
+            worth_s = budget_s if spare_s > 0 else spare_s
+            request.priority = PRIORITY_MAX if worth_s == math.inf else int(max(-1e12, min(1e12, worth_s)) * 1000)
+
+    # -- steps
+
+    def begin(self, running: Sequence[InEngine], now_s: float) -> list[InEngine]:
+        """A step is composed: learn from the last one, put everybody into tiers; those whose prompts pause in it."""
+        if self._step_prompt_tokens >= 0 and running:
+            self.pace.saw(now_s - self._stepped_s, self._step_prompt_tokens)
+        self._stepped_s = now_s
+        filling = self._filling = self._unfinished(running, now_s)
+        if len(self.queue):
+            self._retier(running, filling, now_s)
+        return self._pausing(running, filling, now_s)
+
+    def end(self, admitted: Sequence[InEngine], scheduled: Mapping[str, int]) -> None:
+        """The step is composed: so many tokens of each."""
+        first = second = 0
+        for request in (*self._filling, *admitted):
+            tokens = scheduled.get(request.request_id, 0)
+            if request.leeway.tier == 1:
+                first += tokens
+            else:
+                second += tokens
+        self._step_prompt_tokens = first + second if scheduled else -1
+        self._starved = self._contested and not first  # whoever has a right to them could not use the tokens
+        if self._contested:
+            self.queue.share.count(first, second)
+
+    def urgent(self, running: Sequence[InEngine], now_s: float) -> Waiting | None:
+        """Who must have a slot now and gets none by waiting; None while there is no such request."""
+        if not self.options.preempt or len(running) < self._max_slots or not self.queue.tiers[0]:
+            return None
+        head = self.queue.head(now_s)
+        if head is None or head.tier != 1 or head.deadline_s == math.inf:
+            return None
+        slack_s = head.deadline_s - now_s - head.cost_s * self._stretch
+        return head if 0 <= slack_s < self._release_s(running) else None
+
+    def victim(self, running: Sequence[InEngine], urgent: Waiting, now_s: float) -> InEngine | None:
+        """Who gives way to it: the largest budget that affords its redo and the urgent one's service before it."""
+        least_s = MARGIN_S + urgent.cost_s * self._stretch + self._release_s(running)
+        best: InEngine | None = None
+        most_s = -math.inf
+        for request in running:
+            budget_s = self.budget_s(request, now_s)
+            if request.leeway.gave_way or budget_s - self._redo_s(request) <= least_s:
+                continue
+            if budget_s > most_s or (budget_s == most_s and best is not None and _sooner(best, request)):
+                best, most_s = request, budget_s
+        if best is None:
+            self._nobody_until_s = now_s + NOBODY_S
+        return best
+
+    # -- inside
+
+    def _unfinished(self, running: Sequence[InEngine], now_s: float) -> list[InEngine]:
+        """Whose first token is not here yet; of those that just got it, the time."""
+        filling: list[InEngine] = []
+        for request in running:
+            own = request.leeway
+            if not own.first_s:
+                if not request.num_output_tokens:
+                    filling.append(request)
+                    continue
+                own.first_s = now_s
+                self.gamma.saw(own.slo_class, own.estimate_s, now_s - own.begun_s)
+            elif request.num_computed_tokens < request.num_prompt_tokens:
+                filling.append(request)  # it gave way before
+        return filling
+
+    def _retier(self, running: Sequence[InEngine], filling: Sequence[InEngine], now_s: float) -> None:
+        pace = self.pace
+        ahead_s = pace.token_s * sum([one.num_prompt_tokens - one.num_computed_tokens for one in filling])
+        if len(running) >= self._max_slots and (not self.options.preempt or now_s < self._nobody_until_s):
+            ahead_s = max(ahead_s, self._release_s(running))
+        wanted = max(pace.token_s / self._reference, 1e-3)
+        if not 1 / STRETCH_STEP < wanted / self._stretch < STRETCH_STEP:
+            self._stretch = wanted
+        self.queue.retier(now_s, max(0.0, ahead_s), stretch=self._stretch)
+
+    def _release_s(self, running: Sequence[InEngine]) -> float:
+        """Until the next slot is free, if requests end as expected."""
+        left = min([max(1, one.leeway_expected - one.num_output_tokens) for one in running], default=0)
+        return left * self.pace.step_s
+
+    def _pausing(self, running: Sequence[InEngine], filling: Sequence[InEngine], now_s: float) -> list[InEngine]:
+        second = [one for one in filling if one.leeway.tier == 2]
+        waits_first, waits_second = self.queue.tiers
+        free = len(running) < self._max_slots
+        first = len(second) < len(filling) or (free and waits_first > 0)
+        self._contested = first and (bool(second) or (free and waits_second > 0))
+        if not first or not second or self._starved:
+            return []
+        age_s, share = self.options.age_s, self.queue.share
+        paused = [
+            one
+            for one in second
+            if now_s - one.leeway.arrival_s < age_s and not share.turn(one.num_prompt_tokens - one.num_computed_tokens)
+        ]
+        self.paused += len(paused)
+        return paused
+
+
+def _sooner(one: InEngine, other: InEngine) -> bool:
+    """Whether the other's redo is cheaper."""
+    return other.num_computed_tokens < one.num_computed_tokens

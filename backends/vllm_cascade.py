@@ -1,0 +1,119 @@
+"""vLLM's scheduler with latency budgets: `--scheduler-cls backends.vllm_cascade.CascadeScheduler`.
+
+Publishes like SnapshotScheduler, and decides three things before vLLM's own `schedule()`, which stays as it is: the order
+of the waiting (a queue in place of `waiting`), which prompts of tier 2 pause in this step, and whether a running request
+gives its slot to an urgent one. Out of KV, vLLM preempts by `priority`, which here says whose budget affords it best.
+backends.cascade decides, LEEWAY_ORDER, LEEWAY_RHO, LEEWAY_ALPHA, LEEWAY_AGE_S and LEEWAY_PREEMPT configure.
+"""
+
+import os
+import time
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from backends.cascade import Cascade, options, standing
+from backends.cascade_queue import BudgetQueue
+from backends.vllm_scheduler import COST_STEPS, Publishing
+
+_wall = time.time  # noqa: TID251 - as vLLM stamps arrivals, and as deadlines are sent
+
+logger = init_logger("vllm.leeway")
+
+
+class WaitingByBudget(BudgetQueue, RequestQueue):
+    """The queue as vLLM's type."""
+
+
+class _Cascading(Publishing):
+    """The mixin in front of either of vLLM's schedulers. Uses of theirs beyond Publishing's: policy, current_step,
+    requires_kv_delivery, _preempt_request, _request_blocks_can_be_freed; of requests: next_decode_eligible_step, status,
+    priority, arrival_time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        this: Any = self
+        self._cascade = Cascade(options(os.environ), this.max_num_active_reqs)
+        self.waiting = self._line = WaitingByBudget(self._cascade)
+        this.policy = SchedulingPolicy.PRIORITY
+        per_step = -(-this.max_num_scheduled_tokens // this.block_size)
+        self._step_blocks = (per_step + this.max_num_running_reqs) * self._groups
+        self._own_cpu_s, self._own_steps = 0.0, 0
+        logger.info("waiting requests are ordered by %r", self._cascade.options)
+
+    def add_request(self, request: Request) -> None:
+        """vLLM's own; the request's promise is read first."""
+        sampling = request.sampling_params
+        hints = None if sampling is None else sampling.extra_args
+        request.leeway = standing(hints, request.priority, request.arrival_time)
+        self._line.now_s = _wall()
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """vLLM's own, between what we decide and what we count."""
+        began_s = time.thread_time()
+        self._prepare()
+        decided_s = time.thread_time() - began_s
+        output = super().schedule(*args, **kwargs)
+        began_s = time.thread_time()
+        self._cascade.end(self._line.close(), output.num_scheduled_tokens)
+        self._measure(decided_s + time.thread_time() - began_s)
+        return output
+
+    def _prepare(self) -> None:
+        this: Any = self
+        now_s = _wall()
+        self._line.open(now_s)
+        running = this.running
+        for paused in self._cascade.begin(running, now_s):
+            paused.next_decode_eligible_step = this.current_step + 2  # vLLM passes over it in the coming step only
+        if len(self._line):
+            self._make_way(now_s)
+        if self._pool.get_num_free_blocks() < self._step_blocks:
+            self._cascade.rank(running, now_s)
+
+    def _make_way(self, now_s: float) -> None:
+        """Preempt somebody for an urgent request, if that helps it."""
+        this: Any = self
+        urgent = self._cascade.urgent(this.running, now_s)
+        if urgent is None:
+            return
+        request = self._line.request(urgent.id)
+        if request.status != RequestStatus.WAITING or request.num_computed_tokens:
+            return  # it could not begin, or gave way itself
+        victim = self._cascade.victim(this.running, urgent, now_s)
+        if victim is None or not self._fits(urgent.tokens, victim):
+            return
+        if not this._request_blocks_can_be_freed(victim):  # noqa: SLF001
+            return
+        this.running.remove(victim)
+        victim.leeway.gave_way += 1
+        this._preempt_request(victim, time.monotonic(), drop_stale_output=this.requires_kv_delivery)  # noqa: SLF001
+        self._line.gave_way(victim, urgent.id)
+        self._cascade.gave_way += 1
+        logger.debug("%s gives way to %s", victim.request_id, urgent.id)
+
+    def _fits(self, tokens: int, victim: Any) -> bool:
+        this: Any = self
+        freed = self._pool.get_num_free_blocks() // self._groups + victim.num_computed_tokens // this.block_size
+        needed = -(-tokens // this.block_size) + this.kv_cache_manager.watermark_blocks // self._groups
+        return bool(freed >= needed)
+
+    def _measure(self, cpu_s: float) -> None:
+        self._own_cpu_s += cpu_s
+        self._own_steps += 1
+        if self._own_steps % COST_STEPS == 0 and self._own_steps <= 10 * COST_STEPS:
+            logger.info("tiers take %.1f us a step, on average; %r", 1e6 * self._own_cpu_s / self._own_steps, self._cascade)
+
+
+class CascadeScheduler(_Cascading, Scheduler):
+    """For servers that schedule step by step (vLLM on the CPU, or `--no-async-scheduling`)."""
+
+
+class AsyncCascadeScheduler(_Cascading, AsyncScheduler):
+    """For servers that schedule the next step before the last one's tokens are known."""
