@@ -16,8 +16,11 @@ from predictor.prompts import ROLES, PromptView
 COUNTED_CHARS = 512  # of each end, for counting characters
 HEAD_CHARS = 256  # of the beginning, for its words
 TAIL_CHARS = 352  # of the end, for its words
-WORDS_MAX = 104
+WORDS_MAX = 96
 REPLY_WORDS = 12
+LEVEL = 4.2
+LEVEL_MIN = 1.5
+CHARS_PER_TOKEN_LOG = math.log(4.0)
 BUCKETS = 16_384
 
 _HINTS: tuple[tuple[str, str], ...] = (
@@ -42,7 +45,7 @@ FEATURES: tuple[str, ...] = (
     + tuple([name for name, _ in _HINTS])
     + ("log_asked_tokens", "log_asked_items", "continues")
     + ("reply_last", "reply_mean", "reply_longest", "replies", "turns", "role")
-    + ("reply_unfinished", "reply_code", "reply_called", "reply_asked", "log_last")
+    + ("reply_unfinished", "reply_code", "reply_called", "reply_asked", "log_last", "reply_level")
     + ("log_system", "tools", "images", "log_limit", "first_words")
 )
 _UNITS = {"word": 1.4, "sentence": 25.0, "paragraph": 110.0, "line": 14.0, "page": 600.0, "char": 0.3, "\u5b57": 0.8}
@@ -143,11 +146,20 @@ def _history(view: PromptView) -> tuple[float, ...]:
         float(view.reply_called),
         float("?" in tail[-48:]),
         math.log1p(view.last_chars),
+        _reply_level(replies),
         math.log1p(view.system_chars),
         math.log1p(view.tools),
         float(view.images) + 0.5 * view.json_asked,
         math.log1p(view.max_tokens) if view.max_tokens > 0 else -1.0,
     )
+
+
+def _reply_level(replies: tuple[int, ...]) -> float:
+    """How long the replies were, as a log of tokens above LEVEL; 0 without any. Can be gone on from beyond what trees saw."""
+    if not replies:
+        return 0.0
+    mean = sum(replies) / len(replies)
+    return max(0.5 * (math.log1p(replies[-1]) + math.log1p(mean)) - CHARS_PER_TOKEN_LOG, LEVEL_MIN) - LEVEL
 
 
 def _opens(words: list[bytes]) -> float:

@@ -17,6 +17,8 @@ RATIO = 2.0**0.25  # from one bin's lower edge to the next: 19 %, finer than len
 BINS = 72  # up to 2^18 tokens
 HALF_LIFE = 400.0  # answers after which one counts half
 ANSWERS_MIN = 8  # answers seen to the end before a key's own quantiles are used
+SHRINKAGE = 4.0  # answers that what is known of a wider circle counts for
+EVERYTHING = ("\0", "\0")  # the key of all models together
 UNKNOWN = LengthEstimate(20, 250, 1000, "default")  # chat, before anything has been seen
 Q90_SIGMAS = NormalDist().inv_cdf(0.9)
 _NORMAL = NormalDist()
@@ -140,7 +142,7 @@ class RunningQuantiles:
         """An answer ended after so many tokens, or was cut off there. One without tokens says nothing."""
         if output_tokens < 1:
             return
-        for name in ((model, ""), (model, route)) if route else ((model, ""),):
+        for name in (EVERYTHING, (model, ""), (model, route)) if route else (EVERYTHING, (model, "")):
             curve = self._curves.get(name)
             if curve is None:
                 curve = self._curves[name] = _Curve()
@@ -148,6 +150,21 @@ class RunningQuantiles:
                     self._curves.popitem(last=False)
             self._curves.move_to_end(name)
             curve.saw(output_tokens, truncated)
+
+    def shrunk(self, model: str, route: str) -> tuple[float, float, float, int]:
+        """Natural logs of q10, q50, q90, and of how many answers of the model: the route's own as far as it has answers,
+        else its model's, else those of all models, else `UNKNOWN`."""
+        logs = [math.log(tokens) for tokens in (UNKNOWN.q10, UNKNOWN.q50, UNKNOWN.q90)]
+        known = 0
+        for name in (EVERYTHING, (model, ""), (model, route)):
+            curve = self._curves.get(name)
+            if curve is not None and curve.answers:
+                self._curves.move_to_end(name)
+                share = curve.answers / (curve.answers + SHRINKAGE)
+                own = [math.log(tokens) for tokens in curve.quantiles()]
+                logs = [before + share * (after - before) for before, after in zip(logs, own, strict=True)]
+                known = curve.answers if name[0] == model else known
+        return logs[0], logs[1], logs[2], known
 
     def estimate(self, model: str, route: str = "") -> LengthEstimate:
         """What is known of answers like that; `UNKNOWN` at first."""

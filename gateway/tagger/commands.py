@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gateway.tagger.tree_command import train_trees
+
 if TYPE_CHECKING:
     from gateway.tagger.records import Wanted
     from gateway.tagger.scoring import Trained
 
 tagger_cli = typer.Typer(help="The length encoder: train, eval, export, inspect.", no_args_is_help=True, rich_markup_mode=None)
+tagger_cli.command("train-trees")(train_trees)
 Files = Annotated[list[Path], typer.Argument(help="Parquet or jsonl files, the gateway's length log, or a folder of them.")]
 Source = Annotated[list[str] | None, typer.Option(help="Only this source (repeatable).")]
 Model = Annotated[list[str] | None, typer.Option(help="Only answers of this model (repeatable).")]

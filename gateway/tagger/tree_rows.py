@@ -1,0 +1,92 @@
+"""Rows for the boosted trees: from the gateway's length logs, or from a folder of public answers. I/O.
+
+A log's rows hold features, never text, so own traffic trains trees without anybody's words being kept. A row of other
+features than today's is left out and counted.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import orjson
+import pyarrow.parquet as pq
+
+from gateway.tagger.records import HELD_OUT, group_of
+from gateway.tagger.trees import TreeRow
+from predictor.features import BUCKETS, FEATURES, Cues, cues
+from predictor.prompts import view_of
+
+PER_PROMPT = 4  # answers of different models to one prompt: more of them tell little about prompts
+
+
+def of_log(paths: Iterable[Path]) -> tuple[list[TreeRow], int]:
+    """The rows of log files, and how many lines could not be used."""
+    rows: list[TreeRow] = []
+    lost = 0
+    for path in paths:
+        with path.open("rb") as lines:
+            for line in lines:
+                row = _of_line(line)
+                if row is None:
+                    lost += bool(line.strip())
+                else:
+                    rows.append(row)
+    return rows, lost
+
+
+def _of_line(line: bytes) -> TreeRow | None:
+    try:
+        record = orjson.loads(line)
+        features, tokens = record["features"], record["output_tokens"]
+        numbers = tuple([float(features[name]) for name in FEATURES])
+        words = tuple([int(word) for word in record.get("words", ()) if 0 <= word < BUCKETS])
+        if len(features) != len(FEATURES) or not isinstance(tokens, int) or tokens < 1:
+            return None
+        model, route = str(record["model"]), str(record.get("route", ""))
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return TreeRow(Cues(numbers, words), tokens, record.get("truncated") is True, model, route, str(words[:24]))
+
+
+def of_folder(folder: Path) -> list[TreeRow]:
+    """Permissive rows of a data folder (prompts_permissive.parquet, responses.parquet), none of a source that is held out.
+
+    Each source weighs by the root of its rows.
+    """
+    prompts: dict[str, TreeRow] = {}
+    for record in pq.read_table(folder / "prompts_permissive.parquet").to_pylist():
+        if record["licence_class"] == "permissive" and record["source"] not in HELD_OUT:
+            prompts[record["pid"]] = _of_prompt(record["source"], record["messages"])
+    taken: Counter[str] = Counter()
+    rows: list[TreeRow] = []
+    answers = pq.read_table(folder / "responses.parquet", columns=["pid", "model", "out_tokens"])
+    order = sorted(answers.to_pylist(), key=_mixed)
+    for answer in order:
+        prompt = prompts.get(answer["pid"])
+        if prompt is not None and answer["out_tokens"] > 0 and taken[answer["pid"]] < PER_PROMPT:
+            taken[answer["pid"]] += 1
+            rows.append(replace(prompt, model=str(answer["model"]), output_tokens=int(answer["out_tokens"])))
+    count = Counter(row.source for row in rows)
+    return [replace(row, weight=30.0 / count[row.source] ** 0.5) for row in rows]
+
+
+def _of_prompt(source: str, messages: str) -> TreeRow:
+    turns = [_as_sent(turn) for turn in json.loads(messages)]
+    first = next((str(turn.get("content")) for turn in turns if turn.get("role") == "user"), "")
+    return TreeRow(cues(view_of({"messages": turns})), 1, source=source, group=group_of(source, first))
+
+
+def _as_sent(turn: dict[str, object]) -> dict[str, object]:
+    """Tool calls, which public files hold as text, as a client sends them."""
+    content = turn.get("content")
+    if turn.get("role") != "assistant" or not isinstance(content, str) or not content.startswith('[{"arguments"'):
+        return turn
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": call} for call in json.loads(content)]}
+
+
+def _mixed(answer: dict[str, object]) -> bytes:
+    """An order that has nothing to do with models."""
+    return blake2b(f"{answer['pid']} {answer['model']}".encode(), digest_size=8).digest()

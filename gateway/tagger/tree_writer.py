@@ -1,0 +1,120 @@
+"""Writes boosted trees as the ONNX file that `predictor.trees` reads and onnxruntime runs. Extra `train`.
+
+Inputs: `numbers` (1 x features) and, where words count, `words` (their buckets); output: `quantiles` (1 x 3).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from predictor.features import FEATURES
+from predictor.treefile import BRANCH, FEATURES_KEY, LEAF
+from predictor.trees import LINEAR, SHIFT, TARGETS, WORD_WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """The trees of one target, as LightGBM dumps them."""
+
+    trees: Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Table:
+    """The node's attributes, one list for each."""
+
+    ints: dict[str, list[int]] = field(default_factory=dict)
+    floats: dict[str, list[float]] = field(default_factory=dict)
+    modes: list[str] = field(default_factory=list)
+
+    def add(self, tree: int, node: int, branch: tuple[int, float, int, int] | None) -> None:
+        feature, limit, low, high = branch or (0, 0.0, 0, 0)
+        self.modes.append(BRANCH if branch else LEAF)
+        values = {"treeids": tree, "nodeids": node, "featureids": feature, "truenodeids": low, "falsenodeids": high}
+        for name, value in values.items():
+            self.ints.setdefault(f"nodes_{name}", []).append(value)
+        self.floats.setdefault("nodes_values", []).append(limit)
+
+    def attributes(self) -> dict[str, Any]:
+        """By their names in the file."""
+        return {"n_targets": TARGETS, "nodes_modes": self.modes, **self.ints, **self.floats}
+
+    def leaf(self, tree: int, node: int, target: int, value: float) -> None:
+        for name, number in {"treeids": tree, "nodeids": node, "ids": target}.items():
+            self.ints.setdefault(f"target_{name}", []).append(number)
+        self.floats.setdefault("target_weights", []).append(value)
+
+
+def onnx_of(ensembles: Sequence[Ensemble], linear: NDArray[np.float64], words: NDArray[np.float64] | None) -> bytes:
+    """The file. `linear`: a weight for each feature; `words`: one for each bucket, or None."""
+    table = _Table()
+    tree = 0
+    for target, ensemble in enumerate(ensembles):
+        for dumped in ensemble.trees:
+            _add(table, tree, target, dumped["tree_structure"])
+            tree += 1
+    tensors = [
+        numpy_helper.from_array(linear.astype(np.float32).reshape(-1, 1), LINEAR),
+        numpy_helper.from_array(np.zeros(TARGETS, np.float32), SHIFT),
+    ]
+    inputs = [helper.make_tensor_value_info("numbers", TensorProto.FLOAT, [1, len(FEATURES)])]
+    nodes = []
+    if words is not None:
+        tensors.append(numpy_helper.from_array(words.astype(np.float32).reshape(-1, 1), WORD_WEIGHTS))
+        inputs.append(helper.make_tensor_value_info("words", TensorProto.INT64, ["n"]))
+        nodes += _word_nodes(tensors)
+    nodes += [
+        helper.make_node(
+            "TreeEnsembleRegressor",
+            ["seen" if words is not None else "numbers"],
+            ["grown"],
+            domain="ai.onnx.ml",
+            **table.attributes(),
+        ),
+        helper.make_node("MatMul", ["numbers", LINEAR], ["straight"]),
+        helper.make_node("Add", ["grown", "straight"], ["sum"]),
+        helper.make_node("Add", ["sum", SHIFT], ["quantiles"]),
+    ]
+    output = helper.make_tensor_value_info("quantiles", TensorProto.FLOAT, [1, TARGETS])
+    graph = helper.make_graph(nodes, "lengths", inputs, [output], tensors)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9, producer_name="leeway")
+    helper.set_model_props(model, {FEATURES_KEY: " ".join(FEATURES)})
+    onnx.checker.check_model(model)
+    written: bytes = model.SerializeToString()
+    return written
+
+
+def _word_nodes(tensors: list[TensorProto]) -> list[Any]:
+    tensors.append(numpy_helper.from_array(np.array([1, 1], np.int64), "one_by_one"))
+    return [
+        helper.make_node("Gather", [WORD_WEIGHTS, "words"], ["said"], axis=0),
+        helper.make_node("ReduceSum", ["said"], ["said_sum"], keepdims=1),
+        helper.make_node("Shape", ["words"], ["count"]),
+        helper.make_node("Cast", ["count"], ["count_float"], to=TensorProto.FLOAT),
+        helper.make_node("Sqrt", ["count_float"], ["root"]),
+        helper.make_node("Div", ["said_sum", "root"], ["said_mean"]),
+        helper.make_node("Reshape", ["said_mean", "one_by_one"], ["spoken"]),
+        helper.make_node("Concat", ["numbers", "spoken"], ["seen"], axis=1),
+    ]
+
+
+def _add(table: _Table, tree: int, target: int, top: Mapping[str, Any]) -> None:
+    """All nodes of a tree, each before its children."""
+    todo: list[tuple[int, Mapping[str, Any]]] = [(0, top)]
+    count = 1
+    while todo:
+        number, node = todo.pop()
+        if "leaf_value" in node and "split_feature" not in node:
+            table.add(tree, number, None)
+            table.leaf(tree, number, target, float(node["leaf_value"]))
+            continue
+        low, high = count, count + 1
+        count += 2
+        table.add(tree, number, (int(node["split_feature"]), float(np.float32(node["threshold"])), low, high))
+        todo += [(high, node["right_child"]), (low, node["left_child"])]

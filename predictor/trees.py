@@ -1,0 +1,104 @@
+"""Boosted trees over a prompt's features: three quantiles of the log of its answer's tokens. Pure, and no runtime needed.
+
+A prompt costs 0.1 ms in plain Python, less than handing it to a runtime would. What is made by `gateway tagger train
+--layer trees` says which features it was trained on; a file for other ones is refused.
+"""
+
+import math
+from array import array
+from dataclasses import dataclass
+from functools import partial
+
+from predictor.features import FEATURES, Cues
+from predictor.treefile import BRANCH, FEATURES_KEY, LEAF, TreeFile, TreeFileError, read
+
+TARGETS = 3
+NODES_MAX = 200_000
+WORD_WEIGHTS = "word_weights"
+LINEAR = "linear"
+SHIFT = "shift"
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Nodes of all trees: of a branch the feature that is looked at, of a leaf minus one less than its target."""
+
+    roots: tuple[int, ...]
+    feature: tuple[int, ...]
+    limit: tuple[float, ...]  # of a leaf: its value
+    low: tuple[int, ...]  # where to go on if the feature is at most the limit
+    high: tuple[int, ...]
+    base: tuple[float, float, float]
+    linear: tuple[tuple[int, float], ...]  # features that count as they are, and by how much
+    words: "array[float]"  # weight of each bucket; empty: words are not looked at
+
+    @classmethod
+    def from_onnx(cls, data: bytes) -> "Trees":
+        """Raises TreeFileError."""
+        file = read(data)
+        if file.metadata.get(FEATURES_KEY) != " ".join(FEATURES):
+            raise TreeFileError("these trees were trained on other features; train them anew")
+        try:
+            return _built(file)
+        except (KeyError, IndexError, ValueError) as error:
+            raise TreeFileError(f"the trees in the file do not fit together: {error!r}") from error
+
+    def quantiles(self, cues: Cues) -> tuple[float, float, float]:
+        """Natural logs of tokens at 0.1, 0.5 and 0.9, in rising order."""
+        numbers: tuple[float, ...] = cues.numbers
+        if self.words:
+            numbers = (*numbers, self._spoken(cues.words))
+        sums = [0.0, 0.0, 0.0]
+        feature, limit, low, high = self.feature, self.limit, self.low, self.high
+        for node in self.roots:
+            looked = feature[node]
+            while looked >= 0:
+                node = low[node] if numbers[looked] <= limit[node] else high[node]
+                looked = feature[node]
+            sums[-1 - looked] += limit[node]
+        straight = sum([numbers[looked] * weight for looked, weight in self.linear])
+        q10, q50, q90 = sorted([total + base + straight for total, base in zip(sums, self.base, strict=True)])
+        return q10, q50, q90
+
+    def _spoken(self, words: tuple[int, ...]) -> float:
+        weights = self.words
+        return sum([weights[word] for word in words]) / math.sqrt(len(words) or 1)
+
+
+def _built(file: TreeFile) -> Trees:
+    ints, floats, modes = file.trees.ints, file.trees.floats, file.trees.strings["nodes_modes"]
+    trees, nodes = ints["nodes_treeids"], ints["nodes_nodeids"]
+    if not 0 < len(nodes) <= NODES_MAX or not set(modes) <= {LEAF, BRANCH}:
+        raise ValueError(f"{len(nodes)} nodes of the kinds {sorted(set(modes))[:4]}")
+    place = {key: number for number, key in enumerate(zip(trees, nodes, strict=True))}
+    feature, limit = list(ints["nodes_featureids"]), list(floats["nodes_values"])
+    low, high = [0] * len(nodes), [0] * len(nodes)
+    words = array("d", file.tensors.get(WORD_WEIGHTS, ()))
+    width = len(FEATURES) + bool(words)
+    find = partial(_below, place)
+    for number, mode in enumerate(modes):
+        if mode == BRANCH:
+            if not 0 <= feature[number] < width:
+                raise ValueError(f"feature {feature[number]} of {width}")
+            low[number] = find(number, trees[number], ints["nodes_truenodeids"][number])
+            high[number] = find(number, trees[number], ints["nodes_falsenodeids"][number])
+        else:
+            feature[number], limit[number] = -1, 0.0
+    leaves = zip(ints["target_treeids"], ints["target_nodeids"], ints["target_ids"], floats["target_weights"], strict=True)
+    for tree, node, target, value in leaves:
+        number = place[tree, node]
+        if modes[number] != LEAF or not 0 <= target < TARGETS or not math.isfinite(value):
+            raise ValueError(f"leaf {tree}:{node}")
+        feature[number], limit[number] = -1 - target, value
+    q10, q50, q90 = file.tensors[SHIFT]
+    linear = tuple([(number, weight) for number, weight in enumerate(file.tensors.get(LINEAR, ())) if weight])
+    roots = tuple([place[tree, 0] for tree in sorted(set(trees))])
+    return Trees(roots, tuple(feature), tuple(limit), tuple(low), tuple(high), (q10, q50, q90), linear, words)
+
+
+def _below(place: dict[tuple[int, int], int], number: int, tree: int, node: int) -> int:
+    """A child's place, which is behind its parent's: so no walk goes in circles."""
+    found = place[tree, node]
+    if found <= number:
+        raise ValueError(f"node {tree}:{node} stands before its parent")
+    return found
