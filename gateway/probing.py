@@ -3,8 +3,8 @@
 One kept connection to each sidecar, on which asks follow each other without waiting (HTTP/1.1 pipelining). What is sent
 in one turn of the loop goes out in one write; a reservation waits a moment for the next ask to go with.
 Nothing here raises or waits beyond the deadline: a sidecar that is late has no entry in the result, one that failed has
-None, and one that can't be reached is left alone for a moment. Answers must have a Content-Length (docs/wire.md); what
-else comes ends the connection.
+None, one whose answer says nothing GARBLED, and one that can't be reached is left alone for a moment. Answers must have
+a Content-Length (docs/wire.md); what else comes ends the connection.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from predictor.snapshot import ProbeReply
+from predictor.snapshot import GARBLED, ProbeReply
 from predictor.wire import JobLike, WireError, encode_ask, parse_reply
 
 Replies = Mapping[str, ProbeReply | None]
@@ -208,11 +208,11 @@ def _read_head(head: bytes) -> tuple[bool, int]:
     return low[9:12] == b"200", length if length <= BODY_BYTES_MAX else -1
 
 
-def _reply(body: bytes) -> ProbeReply | None:
+def _reply(body: bytes) -> ProbeReply:
     try:
         return parse_reply(body)
     except WireError:
-        return None
+        return GARBLED
 
 
 class ProbeClient:

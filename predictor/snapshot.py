@@ -70,6 +70,7 @@ class ProbeReply:
     snapshot_age_s: float
 
 
+GARBLED = ProbeReply(Estimate.unknown, 0, 0, 0, 0, 0, 0.0)  # stands for an answer that is none
 REPAIR_TOKENS = 10
 
 

@@ -12,7 +12,7 @@ from random import Random
 from gateway.config import ModelSpec
 from gateway.policies.base import V, least, load
 from predictor.seats import queued_tokens
-from predictor.snapshot import ProbeReply
+from predictor.snapshot import GARBLED, ProbeReply
 
 LATENCY_MAX_S = 1e7
 CAUSES = ("late", "missing", "stale", "nan", "negative", "garbage", "error")
@@ -22,6 +22,8 @@ def judge(reply: ProbeReply | None, rule: ModelSpec, predicts: bool) -> str:
     """What is wrong with a reply: "" or one of CAUSES. `predicts`: its estimate will be compared, else only counts."""
     if reply is None:
         return "missing"
+    if reply is GARBLED:
+        return "garbage"
     counts = (reply.running, reply.waiting, reply.free_blocks, reply.waiting_blocks, reply.queued_tokens)
     if isnan(reply.snapshot_age_s) or any(isnan(count) for count in counts):
         return "nan"

@@ -12,7 +12,7 @@ from gateway.jobs import Job
 from gateway.probing import BODY_BYTES_MAX, OUTSTANDING_MAX, ProbeClient
 from predictor.request import Estimate, LengthEstimate
 from predictor.sidecar import SidecarConfig
-from predictor.snapshot import ProbeReply
+from predictor.snapshot import GARBLED, ProbeReply
 from predictor.wire import encode_reply
 
 DEADLINE_S = 3.0  # long enough for a busy machine; tests of the deadline itself set a shorter one
@@ -139,14 +139,14 @@ def test_reply_is_what_the_sidecar_said_and_the_connection_is_kept() -> None:
     run(scenario)
 
 
+SAYS_NOTHING = (http(b"not json"), http(b'{"v":2}'), http(b'{"v":1,"ttft_s":"soon"}'), http(b""))
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         http(b"{}", b"503 Service Unavailable"),
-        http(b"not json"),
-        http(b'{"v":2}'),
-        http(b'{"v":1,"ttft_s":"soon"}'),
-        http(b""),
+        *SAYS_NOTHING,
         http(encode_reply(REPLY), more=b"Transfer-Encoding: chunked\r\n"),
         http(encode_reply(REPLY), more=b"Connection: close\r\n"),
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
@@ -160,14 +160,14 @@ def test_reply_is_what_the_sidecar_said_and_the_connection_is_kept() -> None:
         "another protocol", "endless head",
     ],
 )  # fmt: skip
-def test_bad_answer_is_none_at_once_and_the_other_counts(answer: bytes) -> None:
+def test_bad_answer_is_told_at_once_and_the_other_counts(answer: bytes) -> None:
     async def scenario(client: ProbeClient) -> None:
         async with Scripted(answering(answer)).running() as bad, Scripted(answering(good())).running() as fine:
             client.added("bad", bad.url)
             client.added("fine", fine.url)
             replies = await in_time(client, "bad", "fine")
             assert replies.keys() == {"bad", "fine"}
-            assert replies["bad"] is None
+            assert replies["bad"] is (GARBLED if answer in SAYS_NOTHING else None)
             assert repr(replies["fine"]) == repr(REPLY)
 
     run(scenario)
