@@ -19,6 +19,7 @@ from predictor.tagger_text import TOKENS_MAX, Marks
 SHARES = (0.1, 0.5, 0.9)
 START_LOG, START_SPREAD = 5.3, 0.5  # 200 tokens; the spread is before softplus: about a factor of 2.6 each way
 POINT_TOKENS = 200.0  # the unit of the one output
+HEAD, MEANING = "head.pt", "meaning.pt"
 POSITIONS = TOKENS_MAX + 4  # RoBERTa counts positions from the padding's id + 1
 
 
@@ -136,7 +137,9 @@ def save(folder: Path, encoder: Encoder, about: dict[str, object]) -> None:
     """The body as transformers writes it, head and description beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder.body.save_pretrained(str(folder))
-    torch.save(encoder.head.state_dict(), folder / "head.pt")
+    torch.save(encoder.head.state_dict(), folder / HEAD)
+    if encoder.meaning is not None:
+        torch.save(encoder.meaning.state_dict(), folder / MEANING)
     (folder / "about.json").write_text(json.dumps({**about, "point": encoder.point}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -144,8 +147,17 @@ def load(folder: Path) -> Encoder:
     """What `save` wrote."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     encoder = Encoder(body_from(folder, 0), bool(about["point"]))
-    encoder.head.load_state_dict(torch.load(folder / "head.pt", weights_only=True))
+    carry_on(encoder, folder)
     return encoder.eval()
+
+
+def carry_on(encoder: Encoder, folder: Path) -> None:
+    """Take over what `save` wrote beside the body, where it is there and of the same kind."""
+    for name, part in ((HEAD, encoder.head), (MEANING, encoder.meaning)):
+        if part is not None and (folder / name).exists():
+            kept = torch.load(folder / name, weights_only=True)
+            if {key: weight.shape for key, weight in kept.items()} == {k: w.shape for k, w in part.state_dict().items()}:
+                part.load_state_dict(kept)
 
 
 def parameters(encoder: Encoder) -> int:

@@ -85,8 +85,7 @@ def _made(job: Job, examples: Sequence[Example]) -> tuple[Encoder, Tokenizer]:
     if job.start is not None:
         tokenizer = vocabulary.load(job.start / "tokenizer.json")
         encoder = Encoder(network.body_from(job.start, tokenizer.get_vocab_size()), job.shape.point, meaning)
-        if (job.start / "head.pt").exists() and not job.shape.point:
-            encoder.head.load_state_dict(torch.load(job.start / "head.pt", weights_only=True))
+        network.carry_on(encoder, job.start)
         return encoder, tokenizer
     kept = job.folder / "tokenizer.json"
     if kept.exists():
@@ -106,15 +105,14 @@ def _made(job: Job, examples: Sequence[Example]) -> tuple[Encoder, Tokenizer]:
 
 
 def _vectors(job: Job, examples: Sequence[Example]) -> Tensor | None:
-    """The teacher's of each prompt, kept in the folder for the next run."""
+    """The teacher's of each prompt, kept in the folder for the next run (or known from where it starts)."""
     if job.teacher is None:
         return None
     from gateway.tagger.teacher import sentence_vectors
 
     path, pids = job.folder / "vectors.pt", [example.pid for example in examples]
-    if path.exists():
-        kept = torch.load(path, weights_only=True)
-        if kept["pids"] == pids:
+    for known in (path, job.start / path.name if job.start else path):
+        if known.exists() and (kept := torch.load(known, weights_only=True))["pids"] == pids:
             vectors: Tensor = kept["vectors"]
             return vectors
     done = 0

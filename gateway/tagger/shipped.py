@@ -33,6 +33,9 @@ class Shipped:
     """`folder` holds lengths.onnx and tokenizer.json."""
 
     def __init__(self, folder: Path = HOME) -> None:
+        for name in (MODEL, TOKENIZER):
+            if not (folder / name).exists():
+                raise FileNotFoundError(f"{folder} holds no {name}")
         self._folder = folder
         self._session = session(folder / MODEL)
         self._tokenizer = vocabulary.load(folder / TOKENIZER)
