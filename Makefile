@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -80,6 +80,9 @@ bench-tiers: $(READY)  ## what budgets inside the engine cost a step, at 64 wait
 
 bench-prediction: $(READY) engine  ## how well a live engine's next requests are foretold (vLLM on the CPU, 7 minutes)
 	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) $(BIN)/python -m tests.bench.prediction $(BENCH_ARGS)
+
+bench-tagger: $(WHEEL)  ## what predicting a length costs, and whether it answers in time; a quiet machine (2 minutes)
+	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.tagger $(BENCH_ARGS)
 
 bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replicas, open loop (75 minutes; BENCH_ARGS=--quick: 2)
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH) aiperf

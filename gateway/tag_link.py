@@ -64,7 +64,7 @@ Spawned = tuple["subprocess.Popen[bytes]", socket.socket]
 
 class TagLink:
     """See the module's words. `state` is one of off, starting, up, down; `models` are those that run. `on_event(what,
-    text)` hears of starts ("up") and ends ("down")."""
+    text)` hears of starts ("up"), ends ("down") and problems with models ("problem")."""
 
     def __init__(
         self,
@@ -185,6 +185,7 @@ class TagLink:
     def _take(self, frame: bytes) -> None:
         if frame.startswith(PROBLEM):
             self._problem = frame.removeprefix(PROBLEM).decode(errors="replace")
+            self._on_event("problem", self._problem)
             return
         try:
             reply = decode_reply(frame)

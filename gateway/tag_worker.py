@@ -20,6 +20,8 @@ from gateway.tag_frames import FRAME_BYTES_MAX, PROBLEM, READY, FrameError, Ques
 from predictor.features import Cues, cues
 from predictor.prompts import PromptView
 from predictor.tagger_text import encoder_text, marks_of, token_ids
+from predictor.treefile import TreeFileError
+from predictor.trees import Trees
 
 ENCODER_FIRST_S = 0.003  # an encoder's run, until one was measured
 WARM_RUNS = 3
@@ -28,31 +30,35 @@ Triple = tuple[float, float, float]
 
 
 class Models:
-    """Those of a folder that are there and can run. Raises what the runtime raises for a file that it can't read."""
+    """Those of a folder that are there and can run; `problems` tell why others do not. Trees need no runtime."""
 
     def __init__(self, folder: Path) -> None:
-        self._trees: Any = None
+        self.problems: list[str] = []
+        self._trees: Trees | None = None
         self._encoder: Any = None
         self._tokens: Any = None
-        try:
-            import onnxruntime
-        except ImportError:
-            return
         if (folder / "trees.onnx").is_file():
-            self._trees = _session(onnxruntime, folder / "trees.onnx")
-            self._trees_input = self._trees.get_inputs()[0].name
+            try:
+                self._trees = Trees.from_onnx((folder / "trees.onnx").read_bytes())
+            except TreeFileError as error:
+                self.problems.append(f"trees.onnx: {error}")
         if (folder / "lengths.onnx").is_file() and (folder / "tokenizer.json").is_file():
-            self._load_encoder(onnxruntime, folder)
+            self._load_encoder(folder)
 
-    def _load_encoder(self, onnxruntime: Any, folder: Path) -> None:
+    def _load_encoder(self, folder: Path) -> None:
         try:
+            import numpy  # noqa: F401, ICN001 - loaded before anybody waits
+            import onnxruntime
             import tokenizers
         except ImportError:
             return
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokens = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-        self._marks = marks_of(tokenizer.token_to_id)
-        self._encoder = _session(onnxruntime, folder / "lengths.onnx")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._tokens = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+            self._marks = marks_of(tokenizer.token_to_id)
+            self._encoder = _session(onnxruntime, folder / "lengths.onnx")
+        except ValueError as error:
+            self.problems.append(f"tokenizer.json: {error}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,12 +76,7 @@ class Models:
 
     def trees(self, found: Cues) -> dict[str, Triple]:
         """What the trees guess, if there are any."""
-        if self._trees is None:
-            return {}
-        import numpy as np
-
-        out = self._trees.run(None, {self._trees_input: np.asarray([found.numbers], np.float32)})[0]
-        return {"trees": _triple(out)}
+        return {"trees": self._trees.quantiles(found)} if self._trees is not None else {}
 
     def encoder(self, view: PromptView) -> dict[str, Triple]:
         """What the encoder guesses."""
@@ -186,6 +187,8 @@ def main(fd: int, folder: str) -> None:
     with socket.socket(fileno=fd) as link:
         try:
             models = Models(Path(folder))
+            for problem in models.problems:
+                link.send(PROBLEM + problem.encode()[:500])
             models.warm()
         except Exception as error:
             link.send(PROBLEM + f"{type(error).__name__}: {error}".encode()[:500])

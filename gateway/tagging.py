@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 KINDS_MAX = 4096
 QUICK_FRESH_S = 1.0
-OBSERVED_EVERY_S = 0.002  # answers to cheap predictions that follow faster are not all looked at
+OBSERVED_EVERY_S = 0.002  # answers that follow faster are not all looked at, ...
+LEARNT_EVERY_S = 0.02  # ... and those whose prompt is known cost more
 Tell = Callable[[Asked], None]
 RUNTIME = ("onnxruntime", "tokenizers", "numpy")
 
@@ -261,11 +262,10 @@ class Tagging:
             watched.end = (output_tokens, truncated)
             return
         now_s, tag, cues = self._plane.now(), watched.tag, watched.cues
-        if cues is None and now_s - self._seen_s < OBSERVED_EVERY_S:
-            return
-        self._seen_s = now_s
-        self.tagger.observe(tag, output_tokens, truncated)
-        self.counts.observe(tag, output_tokens, truncated)
+        if now_s - self._seen_s >= (LEARNT_EVERY_S if tag.mixed is not None else OBSERVED_EVERY_S):
+            self._seen_s = now_s
+            self.tagger.observe(tag, output_tokens, truncated)
+            self.counts.observe(tag, output_tokens, truncated)
         if self.log is not None and cues is not None:
             limit, prompt_tokens = watched.max_tokens, watched.prompt_tokens
             self.log.add(Row(tag.model, tag.route, cues, limit, prompt_tokens, output_tokens, truncated, watched.ends))
