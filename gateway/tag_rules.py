@@ -32,9 +32,18 @@ HOLD, JOIN = Need("", holds=True), Need("")
 
 
 def need(
-    rule: ModelSpec, job: Job, max_tokens: int, views: Sequence[View], now_s: float, left_s: float, deadline_s: float
+    rule: ModelSpec,
+    job: Job,
+    max_tokens: int,
+    views: Sequence[View],
+    now_s: float,
+    left_s: float,
+    deadline_s: float,
+    *,
+    has_room: bool,
 ) -> Need:
-    """Whether to ask. `views` may get the job; it may wait for another `left_s`, and the answer takes `deadline_s`."""
+    """Whether to ask. `views` may get the job, and `has_room` says what `roomy` does of them; it may wait for another
+    `left_s`, and the answer takes `deadline_s`."""
     estimate = job.lengths
     if not _decides(rule):
         return Need("unused")
@@ -43,7 +52,7 @@ def need(
     if estimate.q90 <= NARROW * estimate.q10:
         return Need("narrow")
     plan = rule.policy == "plan"
-    if plan and _roomy(job, views):
+    if plan and has_room:
         return JOIN if rule.order in BY_LENGTH else Need("roomy")
     if left_s < 2 * deadline_s:
         return JOIN if plan else Need("no_time")
@@ -72,6 +81,7 @@ class _Longest:
         self.lengths = LengthEstimate(q90, q90, q90, "longest")
 
 
-def _roomy(job: Job, views: Sequence[View]) -> bool:
+def roomy(job: Job, views: Sequence[View]) -> bool:
+    """Whether the job fits everywhere, however long its answer."""
     longest = _Longest(job)
     return all(view.mirror is None or view.mirror.fits(longest, ROOMY_MARGIN) for view in views)

@@ -20,7 +20,7 @@ from gateway.length_log import LengthLog, Row
 from gateway.prompt_ends import Ends, ends_of
 from gateway.tag_counts import TagCounts
 from gateway.tag_link import Asked, TagLink, command_of
-from gateway.tag_rules import need
+from gateway.tag_rules import need, roomy
 from gateway.views import View
 from predictor.features import Cues
 from predictor.length import LengthTagger, Tag
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KINDS_MAX = 4096
 QUICK_FRESH_S = 1.0
+ROOM_FRESH_S, SHORT_TOKENS = 0.02, 2048
 OBSERVED_EVERY_S = 0.002  # answers that follow faster are not all looked at, ...
 LEARNT_EVERY_S = 0.02  # ... and those whose prompt is known cost more
 Tell = Callable[[Asked], None]
@@ -86,6 +87,7 @@ class Tagging:
         self._plane = plane
         self._quick: dict[tuple[str, str], tuple[float, Watched]] = {}
         self._seen_s = self._learnt_s = 0.0
+        self._rooms: dict[str, tuple[float, bool]] = {}
         self._due_share = 0.0
         self._begin()
 
@@ -133,13 +135,26 @@ class Tagging:
         self, request: Asking, rule: ModelSpec, job: Job, prompt: Prompt, views: Sequence[View]
     ) -> LengthEstimate | None:
         """A request is about to be placed: its length. None: it waits, `tagged` is called soon."""
-        wanted = need(rule, job, prompt.max_tokens, views, self._plane.now(), prompt.left_s, self._deadline_s)
+        now_s = self._plane.now()
+        has_room = self._has_room(job, views, now_s) if rule.policy == "plan" else True
+        wanted = need(rule, job, prompt.max_tokens, views, now_s, prompt.left_s, self._deadline_s, has_room=has_room)
         request.joins = self._settings.skip and not wanted.skip and not wanted.holds
         if wanted.holds or not self._settings.skip:
             return self._hold(request, self._own(request, job, prompt), job, prompt)
         if wanted.skip:
             self.counts.skips[wanted.skip] += 1
         return job.lengths
+
+    def _has_room(self, job: Job, views: Sequence[View], now_s: float) -> bool:
+        """Looked at for one of many short prompts, which fill no KV within that moment."""
+        known = self._rooms.get(job.model)
+        if known is not None and now_s < known[0] and job.prompt_tokens <= SHORT_TOKENS:
+            return known[1]
+        if len(self._rooms) >= KINDS_MAX:
+            self._rooms.clear()
+        found = roomy(job, views)
+        self._rooms[job.model] = (now_s + ROOM_FRESH_S, found)
+        return found
 
     def after(self, request: Asking, job: Job, prompt: Prompt, *, waiting: bool) -> None:
         """It is placed, or waits in a line: there it may still be told its length."""

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import ModelSpec
 from gateway.jobs import Job
-from gateway.tag_rules import SKIPS, need
+from gateway.tag_rules import SKIPS, need, roomy
 from gateway.views import EngineView, View
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import LengthEstimate
@@ -65,7 +65,8 @@ def test_when_it_is_asked(name: str) -> None:
     for each in views:
         assert each.mirror is not None
         each.mirror.dispatched(job(name=f"there {each.name}"), 0, 0.0)
-    wanted = need(case.rule, job(case.lengths), case.max_tokens, views, 0.0, case.left_s, 0.01)
+    one = job(case.lengths)
+    wanted = need(case.rule, one, case.max_tokens, views, 0.0, case.left_s, 0.01, has_room=roomy(one, views))
     assert (wanted.skip, wanted.holds) == (case.skip, case.holds)
     assert wanted.skip in (*SKIPS, "")
 
@@ -73,4 +74,4 @@ def test_when_it_is_asked(name: str) -> None:
 def test_a_full_replica_is_no_choice() -> None:
     views = [view("a", max_in_flight=1), view("b")]
     views[0].sent(0.0)
-    assert need(PO2, job(), -1, views, 0.0, 60.0, 0.01).skip == "one_open"
+    assert need(PO2, job(), -1, views, 0.0, 60.0, 0.01, has_room=True).skip == "one_open"
