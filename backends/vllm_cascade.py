@@ -31,7 +31,7 @@ class WaitingByBudget(BudgetQueue, RequestQueue):
 
 
 class _Cascading(Publishing):
-    """The mixin in front of either of vLLM's schedulers. Uses of theirs beyond Publishing's: policy, current_step,
+    """The mixin in front of either of vLLM's schedulers. Uses of theirs beyond Publishing's: policy, current_step, connector,
     requires_kv_delivery, _preempt_request, _request_blocks_can_be_freed; of requests: next_decode_eligible_step, status,
     priority, arrival_time."""
 
@@ -41,6 +41,9 @@ class _Cascading(Publishing):
         self._cascade = Cascade(options(os.environ), this.max_num_active_reqs)
         self.waiting = self._line = WaitingByBudget(self._cascade)
         this.policy = SchedulingPolicy.PRIORITY
+        rule = getattr(this.connector, "leeway_rule", None)  # backends.vllm_kv
+        if rule is not None:
+            rule.pace = self._cascade.pace
         per_step = -(-this.max_num_scheduled_tokens // this.block_size)
         self._step_blocks = (per_step + this.max_num_running_reqs) * self._groups
         self._own_cpu_s, self._own_steps = 0.0, 0

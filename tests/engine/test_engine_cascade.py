@@ -1,4 +1,4 @@
-"""CascadeScheduler and AsyncCascadeScheduler on vLLM's real scheduler, stepped without a model (stepped.py has the cases)."""
+"""CascadeScheduler on vLLM's real scheduler, stepped without a model, and what is relied on of its KV connectors."""
 
 import json
 import os
@@ -9,26 +9,44 @@ import pytest
 
 from tests.engine.engine_run import ROOT
 
-SCRIPT = Path(__file__).with_name("stepped.py")
-NAMES = [
-    line.strip(" ,\n")
-    for line in SCRIPT.read_text().partition("\nCASES = [\n")[2].partition("]")[0].splitlines()
-    if line.strip()
-]
+MODULES = ("stepped_cases", "kv_contract_cases")
+
+
+def names(module: str) -> list[str]:
+    """The cases that a module lists."""
+    listed = Path(__file__).with_name(f"{module}.py").read_text().partition("\nCASES = [\n")[2].partition("]")[0]
+    return [line.strip(" ,") for line in listed.splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
-def held() -> tuple[list[str], str]:
-    """Which cases held, and what the others said."""
+def outcomes() -> dict[str, tuple[list[str], str]]:
+    """Which cases of each module held, and what the others said. Both run at once."""
     python = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine")) / "bin" / "python"
     model = Path(os.environ.get("LEEWAY_ENGINE_MODELS", ROOT / ".models")) / "tiny"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python, SCRIPT, model], env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+    running = {
+        module: subprocess.Popen(
+            [python, "-m", f"tests.engine.{module}", model],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for module in MODULES
+    }
+    found = {}
+    for module, process in running.items():
+        try:
+            out, err = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        assert process.returncode == 0, err[-3000:]
+        found[module] = json.loads(out.splitlines()[-1]), err
+    return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_stepped(name: str, held: tuple[list[str], str]) -> None:
-    cases, said = held
-    assert name in cases, said.partition(f"--- {name}")[2].partition("\n---")[0][-2000:]
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in MODULES for name in names(module)])
+def test_in_the_engine(module: str, name: str, outcomes: dict[str, tuple[list[str], str]]) -> None:
+    held, said = outcomes[module]
+    assert name in held, said.partition(f"--- {name}")[2].partition("\n---")[0][-2000:]
