@@ -178,7 +178,8 @@ class Gamma:
     if they are exchangeable. `GAMMA_UNKNOWN` until `enough` were seen.
     """
 
-    LEAST, MOST = 0.25, 8.0
+    LEAST = 0.25
+    MOST = 8.0
 
     def __init__(self, share: float = COVERAGE, enough: int = 30, window: int = 400, fixed: float = 0.0) -> None:
         """`fixed` above 0 is the answer whatever is observed."""

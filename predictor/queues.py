@@ -225,6 +225,10 @@ class TieredQueue:
         rest = [waiting for _, _, waiting in self._first]
         return aged + [waiting for waiting in rest if now_s - waiting.arrival_s < self.age_s] if aged else rest
 
+    def leading(self, count: int) -> list[Waiting]:
+        """The first so many of tier 1, whoever has waited how long."""
+        return [waiting for _, _, waiting in self._first[:count]]
+
     def second(self, now_s: float) -> list[Waiting]:
         """Tier 2 in its order, without those who have waited `age_s`."""
         return [waiting for _, _, waiting in self._second if now_s - waiting.arrival_s < self.age_s]
@@ -259,7 +263,8 @@ class TieredQueue:
             if waiting.tier != tier:
                 moved += 1
                 if tier == 1:
-                    self._promote(waiting)
+                    self._drop_second(waiting)
+                    waiting.tier = 1
                 else:
                     self._demote(waiting)
         if moved:
@@ -357,15 +362,14 @@ class TieredQueue:
         if waiting.tier == 1:
             del self._first[bisect_left(self._first, item)]
         else:
-            self._promote(waiting)
+            self._drop_second(waiting)
 
     def _demote(self, waiting: Waiting) -> None:
         insort(self._second, (waiting.late_key, waiting.number, waiting))
         waiting.tier = 2
 
-    def _promote(self, waiting: Waiting) -> None:
+    def _drop_second(self, waiting: Waiting) -> None:
         del self._second[bisect_left(self._second, (waiting.late_key, waiting.number, waiting))]
-        waiting.tier = 1
 
     def _forget_late(self, now_s: float) -> int:
         """Those whose deadline has passed have no chance any more: out of the planning, into tier 2."""
