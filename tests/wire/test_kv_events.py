@@ -4,12 +4,20 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
 
 from backends.kv_feed import KvFeed
+from backends.scheduler_record import StepRecorder, payload_max
+from backends.snapshot_file import SnapshotFile
+from backends.snapshot_record import Limits
+from gateway import beside
 from gateway.config import BackendSpec
 from gateway.metrics import exposition
 from predictor.kvview import KvView
 from predictor.prefix import PrefixIndex
+from predictor.sidecar import SidecarConfig
 from tests.core.test_kv_events import CLEARED, frames, removed, stored
 from tests.wire.kit import CONFIG, Rig, chat, run, until
 from tests.wire.kv_publisher import KvPublisher
@@ -151,6 +159,31 @@ def test_what_is_no_publisher_is_left_alone() -> None:
     asyncio.run(main())
 
 
+def test_a_sidecar_reads_them_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher, state = KvPublisher(), str(tmp_path / "state")
+        await publisher.start()
+        file = SnapshotFile(state, payload_max(4))
+        StepRecorder("vllm", Limits(96, 16, 4, 64, 1024), file.write).record(0.0, [], [], {}, 0, 96, 0)
+        config = SidecarConfig(port=0)
+        async with beside.make_sidecar("vllm", state, "demo-fast", [], config, publisher.endpoint, publisher.replay) as sidecar:
+            await until(lambda: len(publisher.subscribers) == 1)
+            publisher.publish(batch(0, stored("s", [1, 2], None)))
+
+            async def told() -> str:
+                async with aiohttp.ClientSession() as client, client.get(f"{sidecar.url}/metrics") as answer:
+                    return await answer.text()
+
+            async with asyncio.timeout(5):
+                while "leeway_sidecar_kv_tokens 32.0" not in await told():
+                    await asyncio.sleep(0)
+        await until(publisher.subscribers[0].is_closing)
+        file.close()
+        await publisher.close()
+
+    asyncio.run(main())
+
+
 LONG = "the same long beginning of every prompt " * 400
 
 
@@ -189,8 +222,7 @@ def test_the_gateway_believes_what_the_engine_says() -> None:
         await until(lambda: 'leeway_backend_kv_tokens{backend="b0"} 16.0' in rig_metrics(rig))
         publisher.publish(batch(1, CLEARED))
         await until(lambda: len(mirror.index) == 0)
-        lines = [line for line in rig.log() if line["event"] == "kv_events"]
-        assert [line["connected"] for line in lines][-1] is True
+        await until(lambda: any(line["event"] == "kv_events" and line["connected"] for line in rig.log()))
         await publisher.close()
 
     run(case, CONFIG, backends=2, spec=publishing)
