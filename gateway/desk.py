@@ -246,6 +246,8 @@ class Desk:
         line = self._line
         if line.plain:
             return line.tickets
+        if self._late and not any([lane.opened for lane in self._lanes]):
+            return ()  # nobody can go: no order is needed
         heads = [lane.head_s for lane in self._lanes if lane.usable]
         return line.in_order(now_s, min(heads, default=0.0), len(heads) or len(self._views))
 
@@ -278,7 +280,7 @@ class Desk:
     def _fall_back(self, cause: str, now_s: float) -> list[Action]:
         """Nothing is held back by a prediction that cannot be used."""
         actions: list[Action] = []
-        for ticket in list(self._in_order(now_s)):
+        for ticket in list(self._line.tickets):
             views = self._open_views(ticket, now_s)
             if views:
                 tier, second_s = self._line.remove(ticket, now_s, sent=True)

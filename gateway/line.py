@@ -38,12 +38,12 @@ def place(ticket: Ticket) -> float:
 class Held:
     """One with a deadline, while it waits."""
 
-    __slots__ = ("joined_s", "second_s", "seen_s", "tier", "waiting")
+    __slots__ = ("second_s", "seen_s", "tier", "waiting")
 
     def __init__(self, waiting: Waiting, now_s: float) -> None:
         self.waiting = waiting
-        self.joined_s = self.seen_s = now_s
-        self.tier = 1
+        self.seen_s = now_s
+        self.tier = waiting.tier
         self.second_s = 0.0  # in tier 2, up to `seen_s`
 
     def look(self, now_s: float) -> None:
@@ -131,6 +131,7 @@ class Line:
         self._age_s = rule.age_s
         self._capacity = Capacity()
         self._tiered_s = -NEVER
+        self._order: list[Ticket] | None = None  # what `in_order` gave last, as long as it stands
         self._costs: dict[str, float] = {}
         self._tenants: dict[str, int] = {}
         self._spent: dict[str, float] = {}
@@ -168,6 +169,7 @@ class Line:
     def join(self, ticket: Ticket, now_s: float, cost_s: float) -> None:
         """`cost_s`: its guarded seconds of service; of use only once deadlines are known."""
         insort(self._list, ticket, key=place)
+        self._order = None
         job = ticket.job
         if self.knows_slo:
             self._costs[job.id] = cost_s
@@ -187,6 +189,8 @@ class Line:
         if sent and self._held:
             tier = self._count(ticket, held)
         self._list.remove(ticket)
+        if self._order is not None:
+            self._order.remove(ticket)
         if held is not None:
             held.look(now_s)
             tier, second_s = held.waiting.tier, held.second_s
@@ -203,6 +207,7 @@ class Line:
     def resort(self) -> None:
         """Keys have changed."""
         self._list.sort(key=place)
+        self._order = None
 
     def _count(self, ticket: Ticket, held: Held | None) -> int:
         """Count one who is sent in the tiers' shares; gives its tier."""
@@ -223,10 +228,13 @@ class Line:
         assert self._queue is not None
         if now_s - self._tiered_s >= RETIER_S:
             self._tiered_s = now_s
-            self._queue.retier(now_s, ahead_s, self._capacity.of(replicas))
-            for held in self._held.values():
-                held.look(now_s)
-        return self._merged(now_s)
+            self._order = None
+            if self._queue.retier(now_s, ahead_s, self._capacity.of(replicas)):
+                for held in self._held.values():
+                    held.look(now_s)
+        if self._order is None:
+            self._order = self._merged(now_s)
+        return self._order
 
     def _merged(self, now_s: float) -> list[Ticket]:
         """Those who have waited longest of all, then the tiers, each by its order, mixed by their share."""
