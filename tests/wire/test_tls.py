@@ -1,6 +1,7 @@
 """TLS on both hops: the data listener with a certificate of its own, a backend at an https URL, verified."""
 
 import asyncio
+import json
 import os
 import ssl
 from pathlib import Path
@@ -11,6 +12,7 @@ import trustme
 
 from gateway.app import App
 from gateway.config import Admin, BackendSpec, GatewayConfig, Listen, ModelSpec
+from tests.wire.served import served
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ANSWER = b'{"id":"x","object":"chat.completion","model":"m","choices":[]}'
@@ -85,6 +87,27 @@ def _run(folder: Path, authority: trustme.CA, backend_name: str) -> tuple[int, b
 
 def test_both_hops_encrypted(tmp_path: Path, authority: trustme.CA) -> None:
     assert _run(tmp_path, authority, "127.0.0.1") == (200, ANSWER)
+
+
+@pytest.mark.parametrize(("name", "status"), [("127.0.0.1", 200), ("elsewhere.example", 404)])
+def test_a_serving_process_checks_a_backend_s_certificate_itself(
+    tmp_path: Path, authority: trustme.CA, name: str, status: int
+) -> None:
+    """It keeps aiohttp from reading the trust store at its import: what it asks by aiohttp is verified all the same."""
+
+    async def work() -> tuple[int, str]:
+        server = await asyncio.start_server(_backend, "127.0.0.1", 0, ssl=_context(authority.issue_cert(name)))
+        port = server.sockets[0].getsockname()[1]
+        table = f'[[backends]]\nname = "a"\nurl = "https://127.0.0.1:{port}"\nengine = "openai"\n'
+        async with served(tmp_path, table) as gateway, asyncio.timeout(LIMIT_S):
+            while (seen := json.loads((await gateway.admin("GET", "/admin/backends/a")).body))["state"] == "starting":
+                await asyncio.sleep(0)
+            answered = (await gateway.ask(BODY)).status
+        server.close()
+        return answered, str(seen)
+
+    answered, seen = asyncio.run(work())
+    assert answered == status, seen
 
 
 def test_a_backend_with_a_wrong_certificate_is_not_used(tmp_path: Path, authority: trustme.CA) -> None:
