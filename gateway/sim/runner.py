@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.sim.cluster import Cluster
+from gateway.sim.foretold import foretold
 from gateway.sim.report import Figures, figures
 from gateway.sim.scenario import PolicySpec, Scenario
 from gateway.sim.traces import TraceRow, read_trace
@@ -59,7 +60,10 @@ def run_one(scenario: Scenario, key: Key, progress: Callable[[float], None] | No
     """One run, start to end."""
     at_rate = scenario.at_rate(key.rate_per_s)
     requests = requests_of(at_rate, key.seed)
-    outcome = Cluster(at_rate, policy_of(scenario, key.label), requests, key.seed, progress).run()
+    policy = policy_of(scenario, key.label)
+    if policy.skill >= 0:
+        requests = foretold(requests, policy.skill, key.seed)
+    outcome = Cluster(at_rate, policy, requests, key.seed, progress).run()
     sizes = [request.prompt_tokens + request.output_tokens for request in requests]
     replicas = sum(replica.count for replica in scenario.replicas)
     return Result(key, figures(outcome, scenario.slo, sizes, replicas, scenario.warmup_share, scenario.cooldown_share))

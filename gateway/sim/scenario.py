@@ -131,7 +131,8 @@ class PolicySpec:
 
     `sidecar`: probes answer from the engines' own state `probe_s` later, and unless `own_dispatches` the policy sees
     nothing else, as in the published systems; otherwise the gateway's mirrors are all there is. `oracle`: it is told
-    the true lengths. `paper` is a published figure to print beside ours.
+    the true lengths; `skill`: lengths by a predictor that explains this share of their variance (gateway.sim.foretold;
+    below 0: as the workload says). `paper` is a published figure to print beside ours.
     """
 
     label: str
@@ -149,7 +150,12 @@ class PolicySpec:
     own_dispatches: bool = True
     probe_s: float = 0.0
     oracle: bool = False
+    skill: float = -1.0
     paper: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.skill > 1:
+            raise ValueError("skill: must not be above 1")
 
     @property
     def rule(self) -> ModelSpec:
