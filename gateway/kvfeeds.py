@@ -6,10 +6,13 @@ reads; that it hears nothing costs no request.
 
 import asyncio
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from backends.kv_feed import KvFeed
 from gateway.fleet import Replica
 from gateway.server import DataPlane
+
+if TYPE_CHECKING:
+    from backends.kv_feed import KvFeed
 
 
 class KvFeeds:
@@ -19,7 +22,7 @@ class KvFeeds:
         self._plane = plane
         self._feeds: dict[str, tuple[KvFeed, asyncio.Task[None]]] = {}
 
-    def __iter__(self) -> Iterator[tuple[str, KvFeed]]:
+    def __iter__(self) -> Iterator[tuple[str, "KvFeed"]]:
         return iter([(name, feed) for name, (feed, _) in self._feeds.items()])
 
     def watch(self, replica: Replica) -> None:
@@ -29,7 +32,9 @@ class KvFeeds:
         if not spec.kv_events:
             return
 
-        def changed(feed: KvFeed) -> None:
+        from backends.kv_feed import KvFeed  # brings msgspec: 1 MB that most gateways need not hold
+
+        def changed(feed: "KvFeed") -> None:
             level = "info" if feed.connected else "warning"
             self._plane.logs.event(level, "kv_events", backend=replica.name, connected=feed.connected, reason=feed.problem)
 
