@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.engine_http import wait_until
 from tests.engine.engine_run import ROOT
 
 PYTHON = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine")) / "bin" / "python"
@@ -32,11 +33,15 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def command(lengths: Path, out: Path, *more: str) -> tuple[str, ...]:
+    return (str(PYTHON), "-m", "gateway", "tagger", "train", str(lengths), "--out", str(out), *SMALL, *more)
+
+
 def train(lengths: Path, out: Path, *more: str) -> str:
     """What the command printed."""
-    command = (str(PYTHON), "-m", "gateway", "tagger", "train", str(lengths), "--out", str(out), *SMALL, *more)
+    asked = command(lengths, out, *more)
     done = subprocess.run(
-        command, check=False, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        asked, check=False, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -64,6 +69,21 @@ def test_a_finished_run_is_not_trained_again_and_gives_the_same(lengths: Path, t
     assert (tmp_path / "model.safetensors").read_bytes() == weights
 
 
+def test_a_run_that_was_killed_ends_as_one_that_was_not(lengths: Path, tmp_path: Path) -> None:
+    plan = ("--epochs", "8")
+    train(lengths, tmp_path / "whole", *plan)
+    with (tmp_path / "log").open("wb") as log:
+        killed = subprocess.Popen(command(lengths, tmp_path / "killed", *plan), cwd=ROOT, stdout=log, stderr=log)
+    try:
+        wait_until((tmp_path / "killed" / "state.pt").exists, 120.0, "an epoch is done")
+    finally:
+        killed.kill()
+        killed.wait()
+    train(lengths, tmp_path / "killed", *plan)
+    whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed"))
+    assert whole == resumed
+
+
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])
 def test_other_bodies_train(lengths: Path, tmp_path: Path, architecture: str) -> None:
     train(lengths, tmp_path, "--architecture", architecture, "--epochs", "0.2")
@@ -77,8 +97,8 @@ def test_the_papers_rule_trains_one_output(lengths: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
-    command = (str(PYTHON), "-m", "gateway", "tagger", "export", str(tmp_path), "--out", str(tmp_path / "x"))
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    asked = (str(PYTHON), "-m", "gateway", "tagger", "export", str(tmp_path), "--out", str(tmp_path / "x"))
+    done = subprocess.run(asked, check=False, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "missing: onnx, onnxruntime, onnxscript" in done.stderr
     assert "pip install 'leeway-gateway[train]'" in done.stderr
