@@ -25,12 +25,30 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._incoming = Incoming()
+        self._early: list[tuple[bytes, ...]] = []
+
+    async def open(self, socket_type: bytes) -> None:
+        """The handshake, each part after the peer's: libzmq refuses what comes early."""
+        self.send(GREETING)
+        while not self._incoming.greeted:
+            await self._hear()
+        self.send(ready(socket_type))
+        while not self._incoming.ready:
+            await self._hear()
+
+    async def _hear(self) -> None:
+        data = await self._reader.read(_READ_BYTES)
+        if not data:
+            raise ZmtpError("the engine closed the connection in the handshake")
+        self._early += self._incoming.feed(data)
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
 
     async def messages(self) -> AsyncIterator[tuple[bytes, ...]]:
         """Until the peer is gone. Raises ZmtpError, OSError."""
+        for one in self._early:
+            yield one
         while data := await self._reader.read(_READ_BYTES):
             found = self._incoming.feed(data)
             for reply in self._incoming.replies:
@@ -54,7 +72,8 @@ async def _connected(endpoint: str, socket_type: bytes) -> AsyncIterator[_Connec
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     connection = _Connection(reader, writer)
     try:
-        connection.send(GREETING + ready(socket_type))
+        async with asyncio.timeout(CONNECT_S):
+            await connection.open(socket_type)
         yield connection
     finally:
         connection.close()

@@ -48,16 +48,16 @@ class Incoming:
 
     def __init__(self) -> None:
         self.replies: list[bytes] = []
+        self.greeted = False
+        self.ready = False  # the handshake is over; nothing but READY may be sent before that
         self._buffer = bytearray()
-        self._greeted = False
-        self._ready = False
         self._frames: list[bytes] = []
         self._held = 0
 
     def feed(self, data: bytes) -> list[tuple[bytes, ...]]:
         """Take in bytes; the messages that they complete. Raises ZmtpError."""
         self._buffer += data
-        if not self._greeted and not self._take_greeting():
+        if not self.greeted and not self._take_greeting():
             return []
         out: list[tuple[bytes, ...]] = []
         at = 0
@@ -82,7 +82,7 @@ class Incoming:
         if bytes(head[12:32]) != _MECHANISM:
             raise ZmtpError("the peer wants credentials")
         del head[:_GREETING_BYTES]
-        self._greeted = True
+        self.greeted = True
         return True
 
     def _next(self, at: int) -> tuple[int, bytes, int] | None:
@@ -103,7 +103,7 @@ class Incoming:
         return (flags, bytes(buffer[at + head : end]), end) if len(buffer) >= end else None
 
     def _part(self, flags: int, body: bytes) -> bool:
-        if not self._ready:
+        if not self.ready:
             raise ZmtpError("a message before the handshake's end")
         self._frames.append(body)
         self._held += len(body)
@@ -113,7 +113,7 @@ class Incoming:
 
     def _command(self, body: bytes) -> None:
         if body.startswith(b"\x05READY"):
-            self._ready = True
+            self.ready = True
         elif body.startswith(b"\x05ERROR"):
             raise ZmtpError(f"the peer refuses: {body[7:].decode('ascii', 'replace')}")
         elif body.startswith(b"\x04PING"):

@@ -1,6 +1,10 @@
-"""An engine's KV event publisher, as far as a reader can tell: PUB and ROUTER over ZMTP, on real sockets."""
+"""An engine's KV event publisher, as far as a reader can tell: PUB and ROUTER over ZMTP, on real sockets.
+
+As strict as libzmq: its READY follows the peer's, and a peer that sends more before that is disconnected.
+"""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from backends.kv_events import END
 from backends.zmtp import GREETING, Incoming, message, ready
@@ -46,22 +50,33 @@ class KvPublisher:
             server.close()
 
     async def _subscriber(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        incoming = Incoming()
-        writer.write(GREETING + ready(b"PUB"))
-        while data := await reader.read(65536):
-            for frames in incoming.feed(data):
-                if frames == (b"\x01",):
-                    self.subscribers.append(writer)
+        async for frames in self._messages(reader, writer, b"PUB"):
+            if frames == (b"\x01",):
+                self.subscribers.append(writer)
         writer.close()
 
     async def _asker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        incoming = Incoming()
-        writer.write(GREETING + ready(b"ROUTER"))
-        while data := await reader.read(65536):
-            for _, first in incoming.feed(data):
-                self.replays.append(int.from_bytes(first, "big"))
-                self._replay(writer, self.replays[-1])
+        async for _, first in self._messages(reader, writer, b"ROUTER"):
+            self.replays.append(int.from_bytes(first, "big"))
+            self._replay(writer, self.replays[-1])
         writer.close()
+
+    @staticmethod
+    async def _messages(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: bytes
+    ) -> AsyncIterator[tuple[bytes, ...]]:
+        incoming, greeted = Incoming(), False
+        writer.write(GREETING)
+        while data := await reader.read(65536):
+            early = not greeted
+            found = incoming.feed(data)
+            if early and incoming.ready:
+                greeted = True
+                if found or len(data) > len(ready(b"DEALER")) + len(GREETING):
+                    return
+                writer.write(ready(kind))
+            for frames in found:
+                yield frames
 
     def _replay(self, writer: asyncio.StreamWriter, first: int) -> None:
         oldest = max(0, len(self.batches) - self.keep)
