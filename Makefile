@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,9 @@ bench-overhead: $(WHEEL)  ## CPU, memory, first event beside nginx, HAProxy and 
 bench-log: $(READY)  ## what an access line costs, rendered by structlog's chain and directly
 	$(BIN)/python tests/bench/log_line.py
 
+bench-queues: $(WHEEL)  ## what deciding anew about 1,000 waiting requests costs, plain and compiled
+	first=$$($(BIN)/python -m tests.bench.queues) && $(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/queues.py --beside "$$first"
+
 bench-whatif: $(READY)  ## what a what-if costs, compiled and interpreted, at 48 running and 50 waiting
 	$(BIN)/python tests/bench/whatif.py $(BENCH_ARGS)
 
@@ -103,6 +106,9 @@ soak: $(WHEEL)  ## 100,000 requests with a fault always on
 
 paper-astrolabe: $(READY)  ## the Astrolabe paper's experiments and ours in simulation; kept results are used again (hours at first)
 	$(BIN)/python examples/papers/astrolabe/run.py $(PAPER_ARGS)
+
+paper-cascade: $(READY)  ## CASCADE's experiments and ours in simulation (LEEWAY_DATA: the traces); kept results are used again
+	$(BIN)/python examples/papers/cascade/cascade_run.py $(PAPER_ARGS)
 
 lock: $(READY)  ## renew the pinned versions
 	$(BIN)/pip install --quiet uv==0.13.9
