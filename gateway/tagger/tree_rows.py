@@ -7,19 +7,30 @@ features than today's is left out and counted.
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 import orjson
-import pyarrow.parquet as pq
 
 from gateway.tagger.records import HELD_OUT, group_of
-from gateway.tagger.trees import TreeRow
 from predictor.features import BUCKETS, FEATURES, Cues, cues
 from predictor.prompts import view_of
 
 PER_PROMPT = 4  # answers of different models to one prompt: more of them tell little about prompts
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """One answer. Rows of a group (a conversation, a template's instance) are never on both sides of a split."""
+
+    cues: Cues
+    output_tokens: int
+    truncated: bool = False
+    model: str = ""
+    source: str = ""
+    group: str = ""
+    weight: float = 1.0
 
 
 def of_log(paths: Iterable[Path]) -> tuple[list[TreeRow], int]:
@@ -56,6 +67,8 @@ def of_folder(folder: Path) -> list[TreeRow]:
 
     Each source weighs by the root of its rows.
     """
+    import pyarrow.parquet as pq
+
     prompts: dict[str, TreeRow] = {}
     for record in pq.read_table(folder / "prompts_permissive.parquet").to_pylist():
         if record["licence_class"] == "permissive" and record["source"] not in HELD_OUT:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
+from gateway.tagger.tree_rows import TreeRow
 from gateway.tagger.tree_writer import Ensemble, onnx_of
 from predictor.features import BUCKETS, FEATURES, Cues
 
@@ -27,19 +28,6 @@ ROWS_MIN = 200
 
 class TooFewRowsError(ValueError):
     """Nothing can be learnt from so few."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRow:
-    """One answer. Rows of a group (a conversation, a template's instance) are never on both sides of a split."""
-
-    cues: Cues
-    output_tokens: int
-    truncated: bool = False
-    model: str = ""
-    source: str = ""
-    group: str = ""
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

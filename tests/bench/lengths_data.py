@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from predictor.features import Cues, cues
-from predictor.prompts import view_of
+from predictor.prompts import PromptView, view_of
 
 HELD_OUT = ("sharegpt_92k_sample", "tau_bench_airline")
 PROMPT_FILES = ("prompts_permissive.parquet", "prompts_restricted.parquet")
@@ -31,6 +31,8 @@ class Prompt:
     in_tokens: int
     permissive: bool
     text: str  # the last user's
+    first: str  # the first user's
+    view: PromptView
     cues: Cues
 
 
@@ -64,8 +66,7 @@ def load(folder: Path) -> Table:
     """All answers of at least one token. Raises FileNotFoundError where the data is not there."""
     prompts: list[Prompt] = []
     for name in PROMPT_FILES:
-        for row in pq.read_table(folder / "lengths" / name).to_pylist():
-            prompts.append(_prompt(row))
+        prompts += [_prompt(row) for row in pq.read_table(folder / "lengths" / name).to_pylist()]
     place = {prompt.pid: number for number, prompt in enumerate(prompts)}
     answers = pq.read_table(folder / "lengths" / "responses.parquet", columns=["pid", "model", "out_tokens"])
     pids, models, tokens = (answers.column(name).to_numpy(zero_copy_only=False) for name in ("pid", "model", "out_tokens"))
@@ -80,7 +81,15 @@ def _prompt(row: dict) -> Prompt:
     text = next((_text(turn) for turn in reversed(messages) if turn.get("role") == "user"), "")
     group = _group(row["source"], row["pid"], messages, text)
     permissive = row["licence_class"] == "permissive"
-    return Prompt(row["pid"], row["source"], row["domain"], group, row["in_tokens"], permissive, text, cues(view))
+    first = next((_text(turn) for turn in messages if turn.get("role") == "user"), "")
+    seen = cues(view)
+    return Prompt(row["pid"], row["source"], row["domain"], group, row["in_tokens"], permissive, text, first, view, seen)
+
+
+def folds(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Which of `count` parts each row is in; rows of a group are in the same one."""
+    names, place = np.unique(groups, return_inverse=True)
+    return np.random.default_rng(seed).permutation(len(names))[place] % count
 
 
 def _as_sent(turn: dict) -> dict:
