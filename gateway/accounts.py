@@ -47,6 +47,7 @@ class Account:
     deadline_s: float = NEVER  # the instant by which the first token is promised
     tier: int = 1
     second_s: float = 0.0  # of the wait, in tier 2
+    wait_told: bool = False  # the client was told of its wait, on the stream
     tag_s: float = 0.0  # of the wait, to know how long the answer may be
     probe_s: float = 0.0  # of the wait, for sidecars
     first_dispatched_s: float = -1.0  # of the first attempt

@@ -1,9 +1,12 @@
-"""The bounded FIFO in front of the backends, the retry budget, and the waits that refusals announce. Pure.
+"""The bounded line of policies without a desk, the retry budget, and the waits that refusals announce. Pure.
 
-Later work replaces the order by budget tiers; the surface (push, remove, ready, refusal figures) stays.
+Without a prediction nobody can tell who can still be in time, so this line has no tiers: it goes by the instant until
+which each is ready to wait, which is its deadline where it has one, else PATIENCE_S after it came: first come, first
+served among those, and nobody is overtaken by whoever comes later than that.
 """
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -11,14 +14,16 @@ from typing import Generic, TypeVar
 from gateway.config import Queue, Retry
 
 Item = TypeVar("Item")
+NEVER = float("inf")
+PATIENCE_S = 30.0
 
 
 class WaitingLine(Generic[Item]):
-    """First come, first served per model, over all models together bounded by `queue.size`."""
+    """In its order per model, over all models together bounded by `queue.size`."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._lines: dict[str, deque[Item]] = {}
+        self._lines: dict[str, deque[tuple[float, Item]]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -28,29 +33,35 @@ class WaitingLine(Generic[Item]):
     def full(self) -> bool:
         return self._count >= self._queue.size
 
-    def push(self, model: str, item: Item) -> None:
-        """Join the line of `model`. The caller has checked `full`."""
+    def push(self, model: str, item: Item, until_s: float = NEVER) -> None:
+        """Join the line of `model`, behind all who wait until that instant. The caller has checked `full`."""
         assert not self.full
-        self._lines.setdefault(model, deque()).append(item)
+        line = self._lines.setdefault(model, deque())
+        if not line or line[-1][0] <= until_s:
+            line.append((until_s, item))
+        else:
+            line.insert(bisect_right(line, until_s, key=_until), (until_s, item))
         self._count += 1
 
     def remove(self, model: str, item: Item) -> bool:
         """Leave the line (client gone, timed out). False when not in it."""
         line = self._lines.get(model)
-        if line is None or item not in line:
-            return False
-        line.remove(item)
-        self._left(model, line)
-        return True
+        for at, (_, waiting) in enumerate(line or ()):
+            if waiting is item or waiting == item:
+                assert line is not None
+                del line[at]
+                self._left(model, line)
+                return True
+        return False
 
     def release(self, model: str, place: Callable[[Item], bool]) -> None:
         """Offer the head of the line until `place` declines one."""
         line = self._lines.get(model)
         while line:
-            item = line[0]
-            if not place(item):
+            first = line[0]
+            if not place(first[1]):
                 return
-            if line and line[0] is item:
+            if line and line[0] is first:
                 line.popleft()
                 self._left(model, line)
 
@@ -62,10 +73,14 @@ class WaitingLine(Generic[Item]):
         """How many wait for `model`."""
         return len(self._lines.get(model, ()))
 
-    def _left(self, model: str, line: deque[Item]) -> None:
+    def _left(self, model: str, line: deque[tuple[float, Item]]) -> None:
         self._count -= 1
         if not line:
             self._lines.pop(model, None)
+
+
+def _until(waiting: tuple[float, Item]) -> float:
+    return waiting[0]
 
 
 class DrainRate:

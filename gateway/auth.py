@@ -9,6 +9,7 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.accounts import Account
 from gateway.config import KeyLimits, KeySpec
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ class Client:
     in_flight: int = 0
     rates: "Rates | None" = None
 
-    def left(self, tokens: int, now_s: float) -> None:
-        """One request is over; so many tokens more than its prompt as counted."""
+    def left(self, account: Account) -> None:
+        """One request is over; its tokens are known now."""
         self.in_flight -= 1
         if self.rates is not None:
-            self.rates.settle(tokens, now_s)
+            self.rates.settle(account.uncounted_tokens, account.finished_s)
 
     def enter(self) -> bool:
         """Count one more request, if the key's concurrency limit allows it."""

@@ -246,7 +246,7 @@ class Desk:
         line = self._line
         if line.plain:
             return line.tickets
-        if self._late and not any([lane.opened for lane in self._lanes]):
+        if self._late and not any(lane.opened for lane in self._lanes):
             return ()  # nobody can go: no order is needed
         heads = [lane.head_s for lane in self._lanes if lane.usable]
         return line.in_order(now_s, min(heads, default=0.0), len(heads) or len(self._views))
@@ -328,7 +328,8 @@ class Desk:
         cause = self._reset_lanes(now_s)
         if not cause:
             try:
-                lane, hit_tokens = cheapest(ticket, [lane for lane in self._lanes if lane.view in views])
+                lanes = [lane for lane in self._lanes if lane.view in views]
+                lane, hit_tokens = cheapest(ticket, lanes, self.rule.margin, now_s)
             except UntrustedError as error:
                 cause = str(error)
             else:

@@ -8,7 +8,7 @@ out, else one error event behind a whole event and a close without a normal end,
 
 from typing import TYPE_CHECKING
 
-from gateway import promises, refusals
+from gateway import promises, refusals, wait_status
 from gateway.accounts import Account, End
 from gateway.answer import Answer, write_own
 from gateway.api import Refusal, unknown_model
@@ -160,12 +160,13 @@ class Exchange:
     def on_waiting(self, due_s: float) -> None:
         """In the line."""
         self._phase, self._client.due_s = "queue", due_s
+        wait_status.begin(self._plane, self._client, self._intake, self.account)
 
     def on_connecting(self) -> None:
         """A replica is chosen, a connection is being made; connecting has its own limit."""
         self._phase = "connect"
-        due_s = self._plane.now() + self._plane.timeouts.connect_s + CONNECT_SLACK_S
-        self._client.due_s = promises.strict_due_s(self.account, due_s)
+        limit_s = self._plane.timeouts.connect_s + CONNECT_SLACK_S
+        self._client.due_s = promises.strict_due_s(self.account, self._plane.now() + limit_s)
 
     def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None:
         """Send the request. From here on it may have run."""
@@ -389,7 +390,7 @@ class Exchange:
             self._placement = None  # they hold each other
         if self._entered:
             assert intake.verdict.client is not None
-            intake.verdict.client.left(account.uncounted_tokens, account.finished_s)
+            intake.verdict.client.left(account)
         if not self._dropped:
             self._drop_body()
         if broken:

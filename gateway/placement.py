@@ -144,7 +144,7 @@ class Placement:
             raise self._last_refusal
         if self.admit_now:
             raise refusals.would_wait(plane.drain_wait_s(ask.model))
-        plane.enqueue(ask.model, self)
+        plane.enqueue(ask.model, self, self._seeker.account.deadline_s)
         self._waiting = True
         self._seeker.on_waiting(self._due_s)
 

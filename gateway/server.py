@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from gateway import own_pages
 from gateway.accounts import Account
-from gateway.admission import DrainRate, RetryBudget, WaitingLine
+from gateway.admission import PATIENCE_S, DrainRate, RetryBudget, WaitingLine
 from gateway.api import LocalRoute, Refusal
 from gateway.auth import Keyring
 from gateway.config import BackendSpec, GatewayConfig, split_address
@@ -262,11 +262,11 @@ class DataPlane:
         self.held_bytes -= size
         assert self.held_bytes >= 0
 
-    def enqueue(self, model: str, placement: Placement) -> None:
+    def enqueue(self, model: str, placement: Placement, deadline_s: float) -> None:
         """Join the line. Raises Refusal (429) when it is full."""
         if self.line.full or self.held >= self.config.queue.size:
             raise self._queue_full(model)
-        self.line.push(model, placement)
+        self.line.push(model, placement, min(deadline_s, self.now() + PATIENCE_S))
         self.deadlines.add(self._tick)
 
     def hold(self, model: str) -> None:

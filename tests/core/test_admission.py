@@ -134,3 +134,20 @@ def test_an_announced_wait_is_between_a_second_and_a_minute(gaps_s: list[float],
         drain.left(now_s)
         assert 1 <= drain.retry_after_s(waiting, now_s) <= 60
         assert drain.retry_after_s(waiting, now_s) <= drain.retry_after_s(waiting + 1, now_s)
+
+
+def test_the_nearest_deadline_goes_first_and_the_patient_keep_their_order() -> None:
+    line: WaitingLine[str] = WaitingLine(Queue(size=9))
+    for name, until_s in (("a", 30.0), ("b", 31.0), ("soon", 5.0), ("c", 32.0), ("sooner", 4.0), ("b too", 31.0)):
+        line.push("m", name, until_s)
+    assert line.remove("m", "soon")
+    assert not line.remove("m", "soon")
+    went: list[str] = []
+
+    def take(name: str) -> bool:
+        went.append(name)
+        return True
+
+    line.release("m", take)
+    assert went == ["sooner", "a", "b", "b too", "c"]
+    assert len(line) == 0

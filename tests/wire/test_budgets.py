@@ -16,6 +16,7 @@ from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
 
 KEY, OTHER, FREE = "sk-budget-one", "sk-budget-two", "sk-budget-xyz"
 CLASSES = (ClassSpec("chat", ttft_ms=2000, tpot_ms=100), ClassSpec("batch", e2e_ms=60_000))
+PLANNED = replace(CONFIG, models=(ModelSpec("m", "plan"),))
 LEEWAY = (b"x-leeway-tier", b"x-leeway-budget-left-ms", b"x-leeway-predicted-ttft-ms")
 
 
@@ -134,6 +135,87 @@ def test_those_with_the_nearest_deadline_go_first() -> None:
     run(case, replace(CONFIG, models=(rule,)), backends=(backend,), spec=one_at_once)
 
 
+def test_without_predictions_the_nearest_deadline_goes_first() -> None:
+    backend, gate = ScriptedBackend("b0"), Gate()
+
+    async def case(rig: Rig) -> None:
+        backend.play = gate
+        asked = [asyncio.create_task(rig.ask(chat("0", stream=True)))]
+        await until(lambda: len(gate.order) == 1)
+        for name, target in (("3", ""), ("2", "20000"), ("4", "90000"), ("1", "9000")):
+            headers = {"x-slo-ttft-ms": target} if target else {}
+            asked.append(asyncio.create_task(rig.ask(chat(name, stream=True), headers=headers)))
+            await until(lambda: rig.app.plane.held == len(asked) - 1)
+        gate.open.set()
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+        assert gate.order == ["0", "1", "2", "3", "4"]
+
+    run(case, backends=(backend,), spec=one_at_once)
+
+
+def status_of(event_bytes: bytes) -> dict[str, Any]:
+    name, data = event_bytes.rstrip().split(b"\n")
+    assert name == b"event: leeway.status"
+    return dict(json.loads(data.removeprefix(b"data: ")))
+
+
+def test_the_wait_is_told_on_the_stream_to_who_asks() -> None:
+    backend, gate = ScriptedBackend("b0"), Gate()
+
+    async def case(rig: Rig) -> None:
+        backend.play = gate
+        first = asyncio.create_task(rig.ask(chat("0", stream=True)))
+        await until(lambda: len(gate.order) == 1)
+        peer = await rig.connect()
+        peer.ask(chat("1", stream=True), headers={"x-leeway-wait-status": "sse", "x-slo-ttft-ms": "60000"})
+        told = status_of(await peer.seen(b"leeway.status"))
+        assert (told["state"], told["waiting"]) == ("waiting", 1)
+        assert 0 < told["budget_left_ms"] <= 60_000
+        assert told["expected_wait_ms"] >= 1000
+        gate.open.set()
+        answer = await peer.answer()
+        assert (answer.status, answer.whole) == (200, True)
+        events = answer.events
+        while b"leeway.status" in events[0]:
+            events.pop(0)
+        assert events == [event("x"), FINISH, DONE]
+        peer.ask(chat("2", stream=True), headers={"x-leeway-wait-status": "sse"})
+        again = await peer.answer()
+        assert again.events == [event("x"), FINISH, DONE], "who does not wait is told nothing"
+        assert (await first).status == 200
+
+    run(case, PLANNED, backends=(backend,), spec=one_at_once)
+
+
+@pytest.mark.parametrize("how", ["refused", "engine"])
+def test_what_ends_a_told_wait_without_an_answer_is_one_error_event(how: str) -> None:
+    backend, gate = ScriptedBackend("b0"), Gate()
+
+    async def case(rig: Rig) -> None:
+        backend.play = gate
+        first = asyncio.create_task(rig.ask(chat("0", stream=True)))
+        await until(lambda: len(gate.order) == 1)
+        peer = await rig.connect()
+        strict = {"x-slo-ttft-ms": "200", "x-leeway-strict": "1"} if how == "refused" else {}
+        peer.ask(chat("1", stream=True), headers={"x-leeway-wait-status": "sse", **strict})
+        await peer.seen(b"leeway.status")
+        if how == "engine":
+            backend.play = lambda call: call.error(400)
+            gate.open.set()
+        answer = await peer.answer()
+        assert (answer.status, answer.whole) == (200, True)
+        assert b"[DONE]" not in answer.body
+        error = json.loads(answer.events[-1].split(b"data: ")[1])["error"]
+        assert error["code"] == ("out_of_budget" if how == "refused" else "400"), error
+        gate.open.set()
+        assert (await first).status == 200
+        backend.play = gate
+        peer.ask(chat("2", stream=True))
+        assert (await peer.answer()).status == 200, "the connection goes on"
+
+    run(case, PLANNED, backends=(backend,), spec=one_at_once)
+
+
 def full_house(ask: dict[str, str], config: GatewayConfig = CONFIG) -> list[Answer]:
     """What one with these headers is answered while the only place is taken."""
     backend, gate, answers = ScriptedBackend("b0"), Gate(), []
@@ -149,9 +231,6 @@ def full_house(ask: dict[str, str], config: GatewayConfig = CONFIG) -> list[Answ
 
     run(case, config, backends=(backend,), spec=one_at_once)
     return answers
-
-
-PLANNED = replace(CONFIG, models=(ModelSpec("m", "plan"),))
 
 
 @pytest.mark.parametrize("config", [CONFIG, PLANNED], ids=["by requests", "planned"])
