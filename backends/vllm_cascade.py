@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -32,8 +33,8 @@ class WaitingByBudget(BudgetQueue, RequestQueue):
 
 class _Cascading(Publishing):
     """The mixin in front of either of vLLM's schedulers. Uses of theirs beyond Publishing's: policy, current_step, connector,
-    requires_kv_delivery, _preempt_request, _request_blocks_can_be_freed; of requests: next_decode_eligible_step, status,
-    priority, arrival_time."""
+    pause_state, requires_kv_delivery, _preempt_request, _request_blocks_can_be_freed; of requests:
+    next_decode_eligible_step, status, priority, arrival_time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +76,7 @@ class _Cascading(Publishing):
         running = this.running
         for paused in self._cascade.begin(running, now_s):
             paused.next_decode_eligible_step = this.current_step + 2  # vLLM passes over it in the coming step only
-        if len(self._line):
+        if len(self._line) and this.pause_state == PauseState.UNPAUSED:
             self._make_way(now_s)
         if self._pool.get_num_free_blocks() < self._step_blocks:
             self._cascade.rank(running, now_s)

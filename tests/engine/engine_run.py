@@ -192,10 +192,17 @@ class SidecarProcess:
 
 
 class Gateway:
-    """`gateway serve` in front of backends (name -> URL), from the project's own environment, as a user starts it."""
+    """`gateway serve` in front of backends (name -> URL), from the project's own environment, as a user starts it. `more`
+    are further lines of each backend's table."""
 
     def __init__(
-        self, folder: Path, name: str, backends: dict[str, str], sidecars: dict[str, str] | None = None, rule: str = ""
+        self,
+        folder: Path,
+        name: str,
+        backends: dict[str, str],
+        sidecars: dict[str, str] | None = None,
+        rule: str = "",
+        more: str = "",
     ) -> None:
         self.key, self.admin_key = "client-key-of-the-tests", "admin-key-of-the-tests"
         data, control = free_port(), free_port()
@@ -203,13 +210,14 @@ class Gateway:
         self.admin = Target(f"http://127.0.0.1:{control}", self.admin_key)
         self.log_path = folder / f"{name}.log"
         self._file = folder / f"{name}.toml"
-        self._file.write_text(self._toml(data, control, backends, sidecars or {}) + rule)
+        self._file.write_text(self._toml(data, control, backends, sidecars or {}, more) + rule)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _toml(self, data: int, control: int, backends: dict[str, str], sidecars: dict[str, str]) -> str:
+    def _toml(self, data: int, control: int, backends: dict[str, str], sidecars: dict[str, str], more: str) -> str:
         lines = ["[listen]", f'data = "127.0.0.1:{data}"', f'control = "127.0.0.1:{control}"']
         for name, url in backends.items():
             lines += ["[[backends]]", f'name = "{name}"', f'url = "{url}"', 'engine = "vllm"']
+            lines.append(more)
             if name in sidecars:
                 lines.append(f'sidecar = "{sidecars[name]}"')
         lines += ["[[keys]]", f'sha256 = "{hashlib.sha256(self.key.encode()).hexdigest()}"']

@@ -8,6 +8,7 @@ import sys
 
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -118,6 +119,23 @@ def nobody_gives_way_who_could_not_afford_it() -> None:
     assert engine.cascade.gave_way == 0
     assert engine.cascade._nobody_until_s > came_s, "it was tried"
     engine.drain()
+
+
+def nobody_gives_way_while_admission_is_paused() -> None:
+    engine = Engine(slots=2, chunk=256)
+    teach(engine)
+    for name in ("a", "b"):
+        engine.add(name, 64, 200, ttft_ms=500.0, tpot_ms=500.0, out_tokens=200)
+    for _ in range(10):
+        engine.step()
+    engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    engine.add("urgent", 64, 5, ttft_ms=300.0)
+    for _ in range(5):
+        engine.step()
+    assert engine.cascade.gave_way == 0
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.drain()
+    assert engine.tokens["urgent"] == 5
 
 
 def freed_slot_is_held_for_whom_it_was_freed() -> None:
@@ -232,7 +250,8 @@ def private_members_are_as_we_use_them() -> None:
     scheduler = Engine().scheduler
     kinds = {
         "waiting": RequestQueue, "kv_holding_waiting": RequestQueue, "running": list, "policy": SchedulingPolicy,
-        "current_step": int, "requires_kv_delivery": bool, "max_num_active_reqs": int, "max_num_running_reqs": int,
+        "current_step": int,
+        "pause_state": PauseState, "requires_kv_delivery": bool, "max_num_active_reqs": int, "max_num_running_reqs": int,
         "max_num_scheduled_tokens": int, "max_model_len": int, "block_size": int,
     }  # fmt: skip
     for name, kind in kinds.items():
@@ -275,6 +294,7 @@ CASES = [
     tier_2_gets_its_share_of_prompt_tokens,
     urgent_request_gets_the_slot_of_the_largest_budget,
     nobody_gives_way_who_could_not_afford_it,
+    nobody_gives_way_while_admission_is_paused,
     freed_slot_is_held_for_whom_it_was_freed,
     demoted_requests_are_promoted_when_load_falls,
     old_ones_are_not_overtaken,
