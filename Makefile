@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-swaps own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -104,6 +104,10 @@ tagger-model:  ## the length encoder that comes with the gateway, from LEEWAY_DA
 eval-length: $(READY)  ## how well lengths are foretold, beside every baseline (LEEWAY_DATA; 20 minutes; EVAL_ARGS=--quick: 2)
 	$(BIN)/pip install --quiet -r requirements/eval.txt
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -m tests.bench.lengths $(EVAL_ARGS)
+
+bench-slo: $(WHEEL)  ## promises kept at 80, 100, 120 % of capacity, beside vllm-router and smg (60 minutes; BENCH_ARGS=--quick: 3)
+	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
+	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.slo --home $(BENCH) $(BENCH_ARGS)
 
 soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)

@@ -1,6 +1,7 @@
 """Case 14.4: the wall clock jumps while 100 streams run (libfaketime; the monotonic clock is left alone).
 
-Forward by an hour, back by two: no request is affected, whether it streams, waits in the line or is still to come.
+Forward by an hour, back by two: no request is affected, whether it streams, waits in the line or is still to come, and
+no budget is spent by it.
 """
 
 import asyncio
@@ -19,6 +20,8 @@ WAITING = 10
 JUMPS_S = (3600, -7200)
 PARTS = len(JUMPS_S) + 1
 PROBES = 3
+# Far less than a jump: a budget that the wall clock had a part in would be spent at once, and the request refused.
+STRICT = {"x-slo-ttft-ms": "600000", "x-leeway-strict": "true"}
 BACKENDS = '[[backends]]\nname = "engine"\nurl = "{url}"\nmax_in_flight = 100\n'
 
 
@@ -81,7 +84,7 @@ class Steps:
 async def _open(gateway: Gateway, count: int, stream: bool) -> list[Peer]:
     peers = [await connect(gateway.port, Sent()) for _ in range(count)]
     for peer in peers:
-        peer.ask(_body(stream), CHAT)
+        peer.ask(_body(stream), CHAT, headers=STRICT)
     return peers
 
 
