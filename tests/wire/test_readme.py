@@ -20,11 +20,10 @@ def blocks(language: str) -> list[str]:
     return [text for name, text in BLOCKS if name == language]
 
 
-def test_the_configuration_loads() -> None:
-    (text,) = blocks("toml")
-    document = tomllib.loads(text.replace("…", "0" * 64))
-    settings = config_file.GatewaySettings(**document)
-    assert [backend.name for backend in settings.backends] == ["a", "b"]
+def test_the_configurations_load() -> None:
+    whole, budgets = [config_file.GatewaySettings(**tomllib.loads(text.replace("…", "0" * 64))) for text in blocks("toml")]
+    assert [backend.name for backend in whole.backends] == ["a", "b"]
+    assert [key.class_ for key in budgets.keys] == list(budgets.classes) == ["interactive"]
 
 
 @pytest.mark.parametrize("library", ["openai", "anthropic"])
