@@ -140,7 +140,7 @@ class GatewayCollector(Collector):
         yield from plane.promises.families()
         yield from self._fleet()
         yield from self._predictions()
-        yield from plane.desks.tagging.families((model, desk.hindsight) for model, desk in plane.desks)
+        yield from plane.desks.tagging.families(plane.desks)
         simple = (
             ("leeway_queue_depth", "Requests waiting for a backend.", plane.held),
             ("leeway_client_connections", "Open client connections.", plane.connections),

@@ -36,7 +36,7 @@ class Asked:
     """A question under way. `cues` and `guesses` are what has come; `cause` is why the models' answer is not all there,
     "" if it is; `told` once `then` was called."""
 
-    __slots__ = ("cause", "cues", "due_s", "faults", "guesses", "id", "last", "late", "sent_s", "then", "told")
+    __slots__ = ("cause", "cues", "due_s", "faults", "guesses", "id", "last", "late", "sent_s", "then", "told", "took_s")
 
     def __init__(self, number: int, sent_s: float, due_s: float, then: "Then", late: "Then") -> None:
         self.id = number
@@ -49,6 +49,7 @@ class Asked:
         self.faults: tuple[str, ...] = ()
         self.cause = ""
         self.last = self.told = False
+        self.took_s = 0.0
 
     def take(self, reply: Reply) -> None:
         """Another part of the answer."""
@@ -161,7 +162,7 @@ class TagLink:
 
     @staticmethod
     def _tell(asked: Asked, cause: str) -> None:
-        asked.told, asked.cause = True, cause
+        asked.told, asked.cause, asked.took_s = True, cause, time.monotonic() - asked.sent_s
         asked.then(asked)
 
     def _readable(self) -> None:

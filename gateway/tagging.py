@@ -8,17 +8,17 @@ a request.
 
 import importlib.util
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 
 from gateway.config import ModelSpec
-from gateway.hindsight import Hindsight
+from gateway.desk import Desk
 from gateway.jobs import Job
 from gateway.length_log import LengthLog, Row
 from gateway.prompt_ends import Ends, ends_of
-from gateway.tag_counts import TagCounts
+from gateway.tag_counts import TagCounts, layer_families
 from gateway.tag_link import Asked, TagLink, command_of
 from gateway.tag_rules import need, roomy
 from gateway.views import View
@@ -89,6 +89,7 @@ class Tagging:
         self._seen_s = self._learnt_s = 0.0
         self._rooms: dict[str, tuple[float, bool]] = {}
         self._due_share = 0.0
+        self._told_missing = False
         self._begin()
 
     def _begin(self) -> None:
@@ -224,6 +225,7 @@ class Tagging:
                 self.counts.misses[answer.cause] += 1
             else:
                 self._remember(key, answer)
+                self.counts.answers.observe(answer.took_s)
             told(answer)
 
         cause = self.start().ask(ends, prompt.max_tokens, then, late)
@@ -293,17 +295,26 @@ class Tagging:
             settings = self._settings
             self.link = TagLink(self._plane.loop, self.command, settings.queue, self._deadline_s, self._on_event)
             self.link.start()
-            missing = [name for name in RUNTIME if importlib.util.find_spec(name) is None]
-            if missing:
-                self._plane.logs.event("info", "tagger runs without models", missing=", ".join(missing), extra="tagger")
+            self._tell_missing()
         return self.link
 
-    def _on_event(self, what: str, text: str) -> None:
-        level = "info" if what == "up" else "warning"
-        self._plane.logs.event(level, f"tagger {what}", **({"models": text} if what == "up" else {"reason": text}))
+    def _tell_missing(self) -> None:
+        missing = [name for name in RUNTIME if importlib.util.find_spec(name) is None]
+        if missing and not self._told_missing:
+            self._told_missing = True
+            self._plane.logs.event("info", "tagger runs without its encoder", missing=", ".join(missing), extra="tagger")
 
-    def families(self, hindsights: Iterator[tuple[str, Hindsight]]) -> Iterator[Metric]:
-        """One scrape."""
+    def _on_event(self, what: str, text: str) -> None:
+        if what == "up":
+            self._plane.logs.event("info", "tagger up", models=text)
+        else:
+            self._plane.logs.event("warning", f"tagger {what}", reason=text)
+
+    def families(self, desks: Iterable[tuple[str, Desk]]) -> Iterator[Metric]:
+        """One scrape. `desks` are those there are, by model."""
+        hindsights = [(model, desk.hindsight) for model, desk in desks]
+        models = sorted({model for model, _ in hindsights})
         link, log = self.link, self.log
         state, restarts = (link.state, link.restarts) if link is not None else ("off", 0)
-        return self.counts.families(state, restarts, log.dropped if log is not None else 0, hindsights)
+        yield from self.counts.families(state, restarts, log.dropped if log is not None else 0, hindsights)
+        yield from layer_families([self.tagger.report(model) for model in models])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import exp
@@ -257,6 +258,53 @@ def test_odd_prompts_are_tagged_like_others(odd: str, tmp_path: Path) -> None:
         assert not tagging.counts.misses
 
     run(case, config(tiny_models(tmp_path)), backends=2)
+
+
+def test_without_the_extra_the_trees_and_what_is_learnt_online_answer(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['onnxruntime'] = None; from gateway.tag_worker import main; main({fd}, '{folder}')"
+
+    async def case(rig: Rig) -> None:
+        tagging = rig.app.plane.desks.tagging
+        tagging.command = (sys.executable, "-c", hidden.replace("{folder}", tiny_models(tmp_path)))
+        tagging.start()
+        await up(rig)
+        assert tagging.link is not None
+        assert tagging.link.models == ("trees",)
+        assert (await rig.ask(chat("no runtime"))).status == 200
+        assert not tagging.counts.misses
+        assert tagging.counts.layers.total() == 1
+
+    run(case, config("", mode="auto"), backends=2)
+
+
+def test_models_that_can_t_be_read_are_left_out_and_told(tmp_path: Path) -> None:
+    tiny_models(tmp_path)
+    (tmp_path / "trees.onnx").write_bytes(b"no trees")
+
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        assert tagging.link is not None
+        assert tagging.link.models == ("encoder",)
+        await until(lambda: any(line["event"] == "tagger problem" for line in rig.log()))
+
+    run(case, config(str(tmp_path)), backends=2)
+
+
+def test_what_is_known_of_layers_and_decisions_is_exported(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        await up(rig)
+        for number in range(12):
+            assert (await rig.ask(chat(f"number {number}", stream=True))).status == 200
+        text = await rig.metrics()
+        assert metric(text, "leeway_length_answers_total") >= 1
+        assert metric(text, "leeway_length_error_count") == metric(text, "leeway_length_answers_total")
+        assert metric(text, "leeway_length_covered_total") <= metric(text, "leeway_length_answers_total")
+        assert metric(text, "leeway_length_decisions_compared_total") == 12
+        assert metric(text, "leeway_tagger_answer_seconds_count") == 12
+        assert 'leeway_length_layer_weight{layer="encoder",model="m"}' in text
+        assert metric(text, "leeway_length_layer_weight") == pytest.approx(1.0, abs=0.01)
+
+    run(case, config(tiny_models(tmp_path), "fanout", compare_share=1.0, skip=False), backends=2)
 
 
 def test_without_models_the_cheap_layers_answer(tmp_path: Path) -> None:
