@@ -71,7 +71,8 @@ class VariantSpec:
 @dataclass(frozen=True, slots=True)
 class CascadeSpec:
     """One set-up. `hbm_tokens`: of the KV cache (0: as the profile has it); `loads`: multiples of the capacity;
-    `lost_at`: the share of the run after which the first instance is gone for good (0: never)."""
+    `half_life_s`: of the chance that an idle prefix is asked for again; `lost_at`: the share of the run after which the
+    first instance is gone for good (0: never)."""
 
     name: str
     profile: str
@@ -87,7 +88,7 @@ class CascadeSpec:
     hbm_tokens: int = 0
     chunk_tokens: int = 2048
     length_error: float = 0.25
-    half_life_s: float = 120.0
+    half_life_s: float = 15.0
     warmup_share: float = 0.1
     lost_at: float = 0.0
     low_per_s: float = 1.0

@@ -1,13 +1,16 @@
 """Which KV blocks lie in which tier below HBM: written through when computed, demoted tier by tier, evicted from the last.
 
 Placement "lru" demotes what was used longest ago; "value" what has the least reuse probability x recompute seconds per
-byte (`predictor.restore`), the prior of a class being the share of its blocks that were ever asked for again. Pure.
+byte (`predictor.restore`), the prior of a class being the share of its blocks that were ever asked for again, those
+evicted meanwhile included: else what is evicted early would look as if nobody wanted it. Pure.
 """
 
 import heapq
 from collections.abc import Sequence
 
 from predictor.restore import Found, Tier, keep_key
+
+GHOSTS = 8  # names remembered after their eviction, in multiples of the blocks held
 
 
 class _Block:
@@ -33,6 +36,7 @@ class TierStore:
         self._blocks: dict[int, _Block] = {}
         self._count = [0] * len(tiers)
         self._heaps: list[list[tuple[float, int]]] = [[] for _ in tiers]  # with outdated items among them
+        self._gone: dict[int, int] = {}  # evicted before anybody asked again: the class of each, the oldest forgotten
         self._seen = [1.0] * kinds
         self._again = [0.5] * kinds
         self.evicted = 0
@@ -66,8 +70,12 @@ class TierStore:
             block = self._blocks.get(name)
             if block is None:
                 block = self._blocks[name] = _Block(kind, seconds[place])
-                self._seen[kind] += 1
                 self._count[0] += 1
+                if name in self._gone:
+                    self._again[self._gone.pop(name)] += 1
+                    block.hits = 1
+                else:
+                    self._seen[kind] += 1
             else:
                 self._again[block.kind] += block.hits == 0
                 block.hits += 1
@@ -101,5 +109,12 @@ class TierStore:
                     self._count[tier + 1] += 1
                     heapq.heappush(self._heaps[tier + 1], (key, name))
                 else:
-                    del self._blocks[name]
-                    self.evicted += 1
+                    self._evict(name, block)
+
+    def _evict(self, name: int, block: _Block) -> None:
+        del self._blocks[name]
+        self.evicted += 1
+        if not block.hits:
+            self._gone[name] = block.kind
+            if len(self._gone) > GHOSTS * sum(self._room):
+                del self._gone[next(iter(self._gone))]

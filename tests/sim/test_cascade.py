@@ -132,6 +132,15 @@ def test_by_value_the_kind_that_is_asked_for_again_stays() -> None:
     assert found["lru"] < found["value"] == 20
 
 
+def test_what_was_evicted_too_early_is_still_learned_from() -> None:
+    store = TierStore([Tier("DRAM", 1.0, capacity_bytes=2.0)], 1.0, "value", 60.0, 2)
+    for number in range(20):  # kind 0 comes back, each time after it was evicted; kind 1 does not
+        store.use((number % 4,), 0, (0.1,), float(number))
+        store.use((100 + number,), 1, (0.1,), number + 0.5)
+    store.use((200,), 1, (0.1,), 20.0)
+    assert store.found((3,), 0, 10).reach == (10,)
+
+
 def test_set_ups_of_the_paper_load_or_say_what_is_missing(tmp_path: Path) -> None:
     for file in sorted(EXAMPLES.glob("*.toml")):
         with pytest.raises(TableError, match="LEEWAY_DATA"):

@@ -39,7 +39,7 @@ def compared(bench: Bench, spec: CascadeSpec, variants: list[VariantSpec], rates
 def kv(bench: Bench) -> Section:
     """Restore rules, prefetch, placement."""
     capacity, half = anchors(bench, bench.spec("qwen72b"))
-    rates = [half, rate_of(3.0, capacity)]
+    rates = [rate_of(3.0, capacity), half]
     tight = bench.spec("tight")
     ours = tight.variant("MH")
     rules = [
@@ -119,7 +119,7 @@ def tpot(bench: Bench) -> Section:
     """Steps kept short for those who decode."""
     spec = few(bench.spec("qwen72b"))
     capacity, half = anchors(bench, bench.spec("qwen72b"))
-    rates = [rate_of(1.0, capacity), half, rate_of(3.0, capacity)]
+    rates = sorted([rate_of(1.0, capacity), half, rate_of(3.0, capacity)])
     pairs = [
         (label, spec.variant(label), replace(spec.variant(label), label=f"{label}, TPOT", tpot=True)) for label in ("SJF", "MH")
     ]
