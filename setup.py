@@ -54,6 +54,7 @@ MYPYC = [
     "gateway.signals",
     "gateway.suspicion",
     "gateway.views",
+    "predictor.memory",
     "predictor.mirror",
     "predictor.pace",
     "predictor.peak",

@@ -2,10 +2,11 @@
 
 For a request of x uncached tokens on replica k:
 
-    score_k = T_k + lambda w_k + mu D_k w_k
+    score_k = T_k + lambda w_k + mu D_k w_k + M_k
 
 T_k = rest of the step in progress + the uncached prompt tokens already sent there or planned there before + its own,
-all in seconds beside k's decodes; w_k = seconds of its own prompt alone, which everybody else waits for; D_k = decodes.
+all in seconds beside k's decodes; w_k = seconds of its own prompt alone, which everybody else waits for; D_k = decodes;
+M_k = seconds until there is room for its KV at the peak, mostly 0.
 Order: shortest first, by predicted output + 0.3 uncached prompt tokens, less `age_rate` tokens a second of waiting. The
 first 48 are walked: each goes to the least score over all replicas, if that one is open (no uncached prompt token left
 beyond the step in progress), has nothing planned before it and will have room for its KV at the peak; else its tokens
@@ -71,7 +72,7 @@ class Lane:
 
     __slots__ = (
         "base_s", "chunk", "closed", "costs", "head_s", "mirror", "name", "opened", "pace", "pair_s", "planned_pairs",
-        "planned_tokens", "room", "step_s", "token_s", "usable", "view", "work_rate",
+        "planned_tokens", "room", "roomy_tokens", "step_s", "token_s", "usable", "view", "work_rate",
     )  # fmt: skip
 
     def __init__(self, view: View, mirror: Mirror) -> None:
@@ -84,6 +85,7 @@ class Lane:
         self.pace = self.work_rate = 1.0
         self.planned_tokens = 0
         self.planned_pairs = 0.0
+        self.roomy_tokens = NEVER
         self.opened = self.closed = self.usable = False
 
     def _price(self, mirror: Mirror) -> None:
@@ -109,6 +111,7 @@ class Lane:
     def update(self, rule: ModelSpec, now_s: float) -> None:
         """After something was sent or planned there."""
         mirror = self.mirror
+        self.roomy_tokens = mirror.roomy_tokens(rule.margin)
         pending = mirror.pending_tokens
         self.opened = (
             self.usable
@@ -151,13 +154,14 @@ def wrong(value_s: float) -> str:
     return "nan" if isnan(value_s) else "negative" if value_s < 0 else "garbage"
 
 
-def cheapest(ticket: Ticket, lanes: Sequence[Lane]) -> tuple[Lane | None, int]:
+def cheapest(ticket: Ticket, lanes: Sequence[Lane], margin: float, now_s: float) -> tuple[Lane | None, int]:
     """The lane of least score among the usable ones that the job may go to, and the hit there; None without any.
 
     Raises UntrustedError when a score is NaN, negative or beyond reason: then none of them may be compared.
     """
     job, avoid = ticket.job, ticket.avoid
     prompt_tokens, prefix = job.prompt_tokens, bool(job.prefix)
+    final_tokens = prompt_tokens + job.lengths.q50
     best: Lane | None = None
     best_s, best_hit, most_hit, hit = NEVER, 0, 0, 0
     for lane in lanes:
@@ -169,6 +173,8 @@ def cheapest(ticket: Ticket, lanes: Sequence[Lane]) -> tuple[Lane | None, int]:
         score_s = lane.score_s(prompt_tokens, hit)
         if not 0.0 <= score_s <= SCORE_MAX_S:
             raise UntrustedError(wrong(score_s))
+        if final_tokens > lane.roomy_tokens and score_s < best_s:
+            score_s += lane.mirror.frees_s(job, margin, now_s)
         if score_s < best_s or (
             score_s == best_s and best is not None and lane.view.dispatched_total < best.view.dispatched_total
         ):
@@ -187,7 +193,7 @@ def walk(
     if not left:
         return
     for ticket in line[:WALK]:
-        lane, hit = cheapest(ticket, lanes)
+        lane, hit = cheapest(ticket, lanes, rule.margin, now_s)
         if lane is None:
             continue
         job = ticket.job

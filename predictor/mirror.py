@@ -6,8 +6,8 @@ engine's clock cannot be seen, `stepclock` reckons it, and `pace` learns how muc
 
 from collections.abc import Collection
 
+from predictor.memory import Memory
 from predictor.pace import Pace
-from predictor.peak import PeakCurve
 from predictor.picture import picture
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
@@ -17,7 +17,7 @@ from predictor.snapshot import Snapshot
 from predictor.stepclock import StepClock
 
 NEVER = float("inf")
-REFRESH_S, CURVE_S = 0.1, 0.5  # how old sums over running requests may be, and the peak, which moves by surprises only
+REFRESH_S = 0.1  # how old sums over running requests may be
 WINDOW_S = 1.0  # steps are counted over so long
 STEPS_MIN = 10
 
@@ -62,18 +62,14 @@ class Mirror:
         self._common = common
         self._window: Mark | None = None
         self._filled_s = 0.0
-        self._block_tokens = 0
         self._seats: dict[str, Seat] = {}
+        self._memory = Memory(self._seats)
         self._filling: list[Seat] = []  # no first token yet, in the order of dispatch
-        self._pins: dict[int, int] = {}
         self._clock = StepClock(self.costs, limits.max_num_batched_tokens, self._filling)
         self._refreshed_s = -NEVER
         self._running = 0  # sequences that decode
         self._running_tokens = 0  # ... and their context, as last refreshed
         self._redo_tokens = 0
-        self._final_tokens = 0  # context of all at their ends: an upper bound of the peak
-        self._curve: PeakCurve | None = None
-        self._curve_s = 0.0
         self._idle()
 
     def __repr__(self) -> str:
@@ -92,11 +88,10 @@ class Mirror:
         seat.starts_s, seat.due_s = now_s + self.lag_s, now_s + wait_s
         self.heard_s = self.heard_s if self._seats else now_s
         self._seats[seat.id] = seat
-        self._curve = None
         self._filling.append(seat)
-        self._final_tokens += seat.prompt_tokens + seat.expected
+        self._memory.joined(seat)
         if seat.prefix:
-            self._hold(seat, demand.block_tokens)
+            self._touch(seat, demand.block_tokens)
         left = seat.prompt_tokens - seat.computed
         self.pending_tokens += left
         self.pending_pairs += left * (seat.computed + 0.5 * left)
@@ -151,8 +146,8 @@ class Mirror:
         """The engine turned out to be another one than believed; what is there stays."""
         self.profile, self.limits, self.costs = profile, limits, step_costs(profile)
         self._clock.costs, self._clock.step_tokens = self.costs, limits.max_num_batched_tokens
-        if self._block_tokens:
-            self.index.resize(limits.kv_blocks * limits.block_size // self._block_tokens)
+        if self._memory.block_tokens:
+            self.index.resize(limits.kv_blocks * limits.block_size // self._memory.block_tokens)
         self._refreshed_s = -NEVER
         if not self._seats and not self.foreign:
             self._idle()
@@ -167,7 +162,7 @@ class Mirror:
         self.foreign = max(0, requests - len(self._seats))
         own = sum(seat.private_tokens + seat.generated() for seat in self._seats.values())
         held = int(kv_usage * self.limits.kv_blocks * self.limits.block_size)
-        surplus = held - own - len(self._pins) * self._block_tokens
+        surplus = held - own - self._memory.pinned_tokens
         self.foreign_tokens = max(0, surplus) if self.foreign else 0
 
     # -- what is read
@@ -234,20 +229,17 @@ class Mirror:
         takes anything."""
         if not self._seats and not self.foreign:
             return True
-        limit = (1.0 - margin) * self.limits.kv_blocks * self.limits.block_size - self.foreign_tokens
-        if self._final_tokens + demand.prompt_tokens + demand.lengths.q50 <= limit:
-            return True
-        return self.peak_tokens(demand) <= limit
+        return self._memory.fits(demand, self._limit_tokens(margin))
 
-    def peak_tokens(self, demand: Demand) -> int:
-        """The predicted peak of KV with this request. A block that several prompts share counts once, and to the end."""
-        curve = self._curve
-        if curve is None:
-            parts = [(seat.left(), seat.private_tokens + seat.generated()) for seat in self._seats.values()]
-            curve = self._curve = PeakCurve(parts, len(self._pins) * self._block_tokens)
-        shared = sum(block not in self._pins for block in demand.prefix) * demand.block_tokens
-        private = max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)
-        return curve.with_one(demand.lengths.q50, private + shared)
+    def roomy_tokens(self, margin: float) -> float:
+        """A request of no more tokens in all fits without a look at the peak; below 0 when everybody there is too much."""
+        if not self._seats and not self.foreign:
+            return NEVER
+        return self._limit_tokens(margin) - self._memory.final_tokens
+
+    def frees_s(self, demand: Demand, margin: float, now_s: float) -> float:
+        """Seconds until `fits` is expected to hold, by a picture that may be a moment old; after `look`."""
+        return self._memory.frees_steps(demand, self._limit_tokens(margin), now_s) * self.step_s * self.pace
 
     def snapshot(self, now_s: float) -> Snapshot:
         """The picture as a record for a what-if."""
@@ -256,10 +248,13 @@ class Mirror:
 
     # -- inside
 
+    def _limit_tokens(self, margin: float) -> float:
+        return (1.0 - margin) * self.limits.kv_blocks * self.limits.block_size - self.foreign_tokens
+
     def _idle(self) -> None:
         """The figures of an engine without work."""
         self._clock.stop()
-        self._running = self._running_tokens = self._redo_tokens = self._final_tokens = 0
+        self._running = self._running_tokens = self._redo_tokens = self._memory.final_tokens = 0
         self.decodes, self.kv_tokens, self.lag_s, self.overdue_s = 0, 0.0, 0.0, 0.0
         self.pending_tokens, self.pending_pairs = 0, 0.0
         self.step_s, self.room = self.costs.step_s(0, 0.0), self.limits.max_num_batched_tokens
@@ -271,37 +266,26 @@ class Mirror:
         self._running += 1
         self._running_tokens += seat.prompt_tokens
 
-    def _hold(self, seat: Seat, block_tokens: int) -> None:
-        pins = self._pins
-        for block in seat.prefix:
-            pins[block] = pins.get(block, 0) + 1
-        if self._block_tokens != block_tokens:
-            self._block_tokens = block_tokens
+    def _touch(self, seat: Seat, block_tokens: int) -> None:
+        if self._memory.block_tokens != block_tokens:
+            self._memory.block_tokens = block_tokens
             self.index.resize(self.limits.kv_blocks * self.limits.block_size // block_tokens)
         self.index.touch(seat.prefix)
 
     def _leave(self, seat: Seat) -> None:
         del self._seats[seat.id]
-        self._curve = None
+        self._memory.left(seat)
         if seat.first_s < 0:
             self._filling.remove(seat)
         else:
             self._running -= 1
             self._running_tokens -= min(self._running_tokens, seat.prompt_tokens + seat.generated())
-        for block in seat.prefix:
-            count = self._pins[block] - 1
-            if count:
-                self._pins[block] = count
-            else:
-                del self._pins[block]
         if not self._seats and not self.foreign:
             self._idle()
 
     def _refresh(self, now_s: float) -> None:
         """Sums over all that is there: exact now, reused for a moment."""
         self._refreshed_s = now_s
-        if now_s - self._curve_s >= CURVE_S:
-            self._curve, self._curve_s = None, now_s
         running = final = redo = 0
         for seat in self._seats.values():
             progress = seat.progress
@@ -316,7 +300,8 @@ class Mirror:
             final += seat.prompt_tokens + generated + max(REPAIR_TOKENS, seat.expected - generated)
             if seat.first_s >= 0:
                 running += seat.prompt_tokens + generated
-        self._running_tokens, self._final_tokens, self._redo_tokens = running, final, redo
+        self._running_tokens, self._redo_tokens = running, redo
+        self._memory.refreshed(final, now_s)
         if self._learns and not self._filling:
             self._mark(now_s)
 

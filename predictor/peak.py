@@ -2,10 +2,11 @@
 
 Sorted by what is left, longest first: when the i-th ends, the first i are still there and each has gained left_i, so
 the peak is the largest of sum(tokens of the first i) + i left_i (the past-future check of papers.md 6). One more request
-shifts those behind it by its tokens and by one; so two running maxima answer for it in O(log n).
+shifts those behind it by its tokens and by one; so two running maxima answer for it in O(log n). The maximum before a
+place is also the peak once all behind it have ended: that tells how long memory has to be waited for.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 
@@ -36,3 +37,9 @@ class PeakCurve:
         own = self._held[place] + tokens + left * (place + 1)
         behind = self._behind[place]
         return max(self._before[place], own, behind + tokens if behind else 0)
+
+    def steps_until(self, tokens: float) -> int:
+        """Steps until so many of those that end first have ended that the peak of the rest is at most `tokens`; until all
+        have, if it never is."""
+        stay = max(0, bisect_right(self._before, tokens) - 1)
+        return -self._lefts[stay] if stay < len(self._lefts) else 0

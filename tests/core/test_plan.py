@@ -122,7 +122,7 @@ def test_mu_keeps_work_away_from_decodes() -> None:
         for lane in there:
             lane.reset(rule, 0.15)
         there[1].head_s += 0.001
-        best, _ = cheapest(ticket(job("new")), there)
+        best, _ = cheapest(ticket(job("new")), there, 0.05, 0.0)
         assert best is not None
         assert best.name == winner
 
@@ -186,7 +186,7 @@ def test_a_score_that_is_no_number_stops_the_plan(bad: float, cause: str) -> Non
         lane.reset(RULE, 0.0)
     there[1].head_s = bad
     with pytest.raises(UntrustedError, match=cause):
-        cheapest(ticket(job("x")), there)
+        cheapest(ticket(job("x")), there, 0.05, 0.0)
 
 
 def test_hits_are_looked_up_once_for_each_state_of_the_index() -> None:
