@@ -61,7 +61,7 @@ def _need(*modules: str) -> None:
 
 
 def _need_for(files: list[Path], *modules: str) -> None:
-    _need(*modules, *(["pyarrow"] if any(path.suffix != ".jsonl" for path in files) else []))
+    _need(*modules, *(["pyarrow"] if any(path.is_dir() or path.suffix == ".parquet" for path in files) else []))
 
 
 @tagger_cli.command()
@@ -124,8 +124,8 @@ def evaluate(
     exclude: Exclude = None,
     restricted: Restricted = False,
     test_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of prompt groups that `train` kept; 1: all.")
-    ] = 0.1,
+        float, typer.Option(min=0.0, max=1.0, help="Only the share of prompt groups that `train` kept.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option()] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:

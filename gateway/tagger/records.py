@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from predictor.prompts import PromptView, view_of
-from predictor.tagger_text import EncoderText, encoder_text
+from predictor.tagger_text import HINTS, EncoderText, encoder_text
 
 # Kept for tests: no weights that we ship may have seen them.
 HELD_OUT = ("sharegpt_92k_sample", "tau_bench_airline")
@@ -60,7 +60,7 @@ def read(paths: Iterable[Path], wanted: Wanted) -> list[Row]:
     """All rows of files and folders, in their order. Raises DataError."""
     rows = [row for path in paths for row in _rows(path, wanted.restricted) if wanted.takes(row)]
     if not rows:
-        raise DataError("no rows: nothing in the files fits what was asked for")
+        raise DataError("no rows: nothing fits what was asked for (a length log keeps text only where that is switched on)")
     return rows
 
 
@@ -69,8 +69,10 @@ def _rows(path: Path, restricted: bool) -> Iterator[Row]:
         yield from _folder(path if (path / "responses.parquet").exists() else path / "lengths", restricted)
         return
     seen: dict[str, Row] = {}
-    records = _jsonl(path) if path.suffix == ".jsonl" else _parquet(path)
+    records = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
     for number, record in enumerate(records, 1):
+        if "features" in record and "encoder" not in record:
+            continue  # of a length log, from before text was switched on
         try:
             row = _row(record, seen)
         except (KeyError, TypeError, ValueError) as error:
@@ -83,7 +85,7 @@ def _row(record: dict[str, object], seen: dict[str, Row]) -> Row:
     """`seen`: a prompt's first row, by what it was asked, so that each prompt is looked at once."""
     asked = next((record[name] for name in ("messages", "encoder", "prompt", "text") if record.get(name)), None)
     if asked is None:
-        raise DataError("has none of messages, prompt, encoder (a length log keeps text only where that is switched on)")
+        raise ValueError("none of messages, encoder, prompt, text is there")
     key = asked if isinstance(asked, str) else json.dumps(asked)
     prompt = seen.get(key)
     if prompt is None:
@@ -96,7 +98,10 @@ def _prompt(record: dict[str, object], asked: object, key: str) -> Row:
     pid = str(record.get("pid") or _hash(key))
     source = str(record.get("source", ""))
     if isinstance(asked, dict):
-        text = EncoderText(str(asked["end"]), str(asked["begin"]), tuple([int(hint) for hint in asked["hints"]]))
+        hints = tuple([int(hint) for hint in asked["hints"]])
+        if len(set(hints)) != len(hints) or not all(0 <= hint < len(HINTS) for hint in hints):
+            raise ValueError(f"hints {hints} are of another version")
+        text = EncoderText(str(asked["end"]), str(asked["begin"]), hints)
         return Row(pid, source, "", str(record.get("group") or pid), text, text.begin or text.end, 0, False)
     messages = _messages(asked)
     first = _first_turn(messages)

@@ -42,9 +42,20 @@ def test_rows_may_hold_a_chat_a_text_or_what_the_length_log_keeps(tmp_path: Path
 
 
 def test_a_row_without_text_is_refused_with_its_place(tmp_path: Path) -> None:
-    path = written(tmp_path, {"prompt": "hello", "output_tokens": 9}, {"features": {"turns": 1}, "output_tokens": 9})
-    with pytest.raises(DataError, match=r"row 2.*keeps text only where that is switched on"):
+    path = written(tmp_path, {"prompt": "hello", "output_tokens": 9}, {"model": "m", "output_tokens": 9})
+    with pytest.raises(DataError, match=r"row 2.*none of messages"):
         read([path], Wanted())
+
+
+def test_of_a_length_log_the_lines_with_text_count(tmp_path: Path) -> None:
+    bare = {"v": 1, "features": {"turns": 1}, "model": "m", "output_tokens": 9, "truncated": False}
+    told = {**bare, "encoder": {"end": "hello", "begin": "", "hints": [0, 19]}}
+    log = written(tmp_path, bare, told).rename(tmp_path / "lengths.log.1")
+    assert [row.text.end for row in read([log], Wanted())] == ["hello"]
+    with pytest.raises(DataError, match="keeps text only where that is switched on"):
+        read([written(tmp_path, bare)], Wanted())
+    with pytest.raises(DataError, match="another version"):
+        read([written(tmp_path, {**bare, "encoder": {"end": "", "begin": "", "hints": [9999]}})], Wanted())
 
 
 @pytest.mark.parametrize("line", ["{", '{"prompt": "a"}', '{"prompt": "a", "output_tokens": "many"}'])
