@@ -69,6 +69,7 @@ class TagCounts:
         self.misses: Counter[str] = Counter()
         self.cache_hits = 0
         self.late_used = 0
+        self.without_encoder = 0
         self.answers = Histogram()
         self.residuals: dict[str, Residuals] = {}
 
@@ -93,6 +94,9 @@ class TagCounts:
         yield CounterMetricFamily("leeway_tagger_cache_hits", "Questions answered from memory.", value=self.cache_hits)
         yield CounterMetricFamily(
             "leeway_tagger_late_used", "Late answers that still moved a waiting job.", value=self.late_used
+        )
+        yield CounterMetricFamily(
+            "leeway_tagger_without_encoder", "Questions that the encoder was spared: it is off.", value=self.without_encoder
         )
         yield CounterMetricFamily("leeway_tagger_restarts", "Starts of the tagger's process after the first.", value=restarts)
         yield CounterMetricFamily("leeway_length_log_dropped", "Rows of the length log that were lost.", value=dropped)

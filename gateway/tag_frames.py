@@ -21,7 +21,7 @@ READY = 0  # the id of the answer that says which models run; questions count fr
 _ASK = struct.Struct("<QdiIBHH")
 _REPLY = struct.Struct("<QBHHB")
 _GUESS = struct.Struct("<Bddd")
-_TOOLS, _MODELS_TOO = 1, 2
+_TOOLS, _ENCODER = 1, 2
 
 
 class FrameError(ValueError):
@@ -29,14 +29,14 @@ class FrameError(ValueError):
 
 
 class Question(NamedTuple):
-    """`due_s` of the machine's monotonic clock: a model that cannot answer before it is not asked. Without `models` only
-    the cues are wanted."""
+    """`due_s` of the machine's monotonic clock: a model that cannot answer before it is not asked. Without `encoder` the
+    cheap answer is all that is wanted."""
 
     id: int
     due_s: float
     max_tokens: int
     ends: Ends
-    models: bool = True
+    encoder: bool = True
 
 
 class Reply(NamedTuple):
@@ -52,7 +52,7 @@ class Reply(NamedTuple):
 def encode_question(question: Question) -> bytes:
     """As sent."""
     ends = question.ends
-    flags = _TOOLS * ends.tools | _MODELS_TOO * question.models
+    flags = _TOOLS * ends.tools | _ENCODER * question.encoder
     limit = question.max_tokens if 0 < question.max_tokens < 1 << 31 else -1
     size = min(ends.size, (1 << 32) - 1)
     head = _ASK.pack(question.id, question.due_s, limit, size, flags, len(ends.head), len(ends.tail))
@@ -69,7 +69,7 @@ def decode_question(frame: bytes) -> Question:
     if len(frame) != at + head + tail:
         raise FrameError("of another length than it says")
     ends = Ends(frame[at : at + head], frame[at + head :], size, bool(flags & _TOOLS))
-    return Question(number, due_s, limit, ends, bool(flags & _MODELS_TOO))
+    return Question(number, due_s, limit, ends, bool(flags & _ENCODER))
 
 
 def encode_reply(number: int, *, last: bool, cues: Cues | None, guesses: Mapping[str, tuple[float, float, float]]) -> bytes:

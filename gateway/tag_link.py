@@ -110,7 +110,7 @@ class TagLink:
 
     # -- questions
 
-    def ask(self, ends: Ends, max_tokens: int, then: Then, late: Then, models: bool = True) -> str:
+    def ask(self, ends: Ends, max_tokens: int, then: Then, late: Then, encoder: bool = True) -> str:
         """Put a question; `then` is called once, later, and `late` if more of the answer comes after the deadline. Gives
         why it could not be put, or "": in that case nothing is called."""
         link = self._socket
@@ -127,7 +127,7 @@ class TagLink:
         self._count += 1
         asked = Asked(self._count, now_s, now_s + self._deadline_s, then, late)
         try:
-            link.send(encode_question(Question(asked.id, asked.due_s, max_tokens, ends, models)))
+            link.send(encode_question(Question(asked.id, asked.due_s, max_tokens, ends, encoder)))
         except BlockingIOError:
             return "busy"
         except OSError:

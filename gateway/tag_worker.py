@@ -156,8 +156,8 @@ class Worker:
             return
         view = view_of_ends(question.ends, question.max_tokens)
         seen = cues(view)
-        guesses = self._models.trees(seen) if question.models else {}
-        if not question.models or not self._encodes:
+        guesses = self._models.trees(seen)
+        if not question.encoder or not self._encodes:
             self._send(encode_reply(question.id, last=True, cues=seen, guesses=guesses))
             return
         waiting = _Open(question, view, seen, guesses)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KINDS_MAX = 4096
 QUICK_FRESH_S = 1.0
+JUDGED_FROM, ANYWAY = 200, 10  # answers until the encoder may be left out; then one in so many is put to it
 ROOM_FRESH_S, SHORT_TOKENS = 0.02, 2048
 OBSERVED_EVERY_S = 0.002  # answers that follow faster are not all looked at, ...
 LEARNT_EVERY_S = 0.02  # ... and those whose prompt is known cost more
@@ -90,6 +91,8 @@ class Tagging:
         self._rooms: dict[str, tuple[float, bool]] = {}
         self._due_share = 0.0
         self._told_missing = False
+        self._helpless: set[str] = set()  # models whose lengths the encoder does not help to foretell
+        self._asked = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -128,9 +131,16 @@ class Tagging:
         if known is None or now_s >= known[0]:
             if len(self._quick) >= KINDS_MAX:
                 self._quick.clear()
+                self._helpless.clear()
+            self._judge_encoder(model)
             shared = Watched(self.tagger.tag(model, route, None, {}, -1), 0, -1)
             known = self._quick[model, route] = (now_s + QUICK_FRESH_S, shared)
         return known[1]
+
+    def _judge_encoder(self, model: str) -> None:
+        for layer in self.tagger.report(model).layers:
+            if layer.name == "encoder":
+                (self._helpless.discard if layer.on or layer.answers < JUDGED_FROM else self._helpless.add)(model)
 
     def before(
         self, request: Asking, rule: ModelSpec, job: Job, prompt: Prompt, views: Sequence[View]
@@ -170,7 +180,7 @@ class Tagging:
         learns = self.link is not None and now_s - self._learnt_s >= self._learn_every_s
         if (learns or self.log is not None) and not (request.watched is not None and request.watched.asked):
             self._learnt_s = now_s if learns else self._learnt_s
-            self._glance(self._own(request, job, prompt), prompt, models=learns)
+            self._glance(self._own(request, job, prompt), prompt, encoder=learns)
 
     @staticmethod
     def _own(request: Asking, job: Job, prompt: Prompt) -> Watched:
@@ -201,14 +211,14 @@ class Tagging:
         if known is not None:
             told(known)
 
-    def _glance(self, watched: Watched, prompt: Prompt, models: bool) -> None:
+    def _glance(self, watched: Watched, prompt: Prompt, encoder: bool) -> None:
         """Look at a request only to learn from it, or to log it."""
 
         def told(answer: Asked) -> None:
             self._take(watched, answer)
 
         ends = self._ends(watched, prompt)
-        watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, models=models)
+        watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, encoder=encoder)
 
     def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell) -> Asked | None:
         """What is remembered of such a question; else it is put, and `watched.asked` says so."""
@@ -228,11 +238,20 @@ class Tagging:
                 self.counts.answers.observe(answer.took_s)
             told(answer)
 
-        cause = self.start().ask(ends, prompt.max_tokens, then, late)
+        encoder = not self._settings.skip or self._encodes(watched.tag.model)
+        cause = self.start().ask(ends, prompt.max_tokens, then, late, encoder=encoder)
         watched.asked = not cause
         if cause:
             self.counts.misses[cause] += 1
         return None
+
+    def _encodes(self, model: str) -> bool:
+        """Whether the encoder is worth its time for a model: it helps there, or may yet, or is looked at again."""
+        self._asked += 1
+        if model not in self._helpless or self._asked % ANYWAY == 0:
+            return True
+        self.counts.without_encoder += 1
+        return False
 
     def _ends(self, watched: Watched, prompt: Prompt) -> Ends:
         ends = ends_of(prompt.body, prompt.parts)

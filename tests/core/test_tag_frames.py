@@ -30,10 +30,10 @@ WORDS = st.lists(st.integers(0, BUCKETS - 1), max_size=100).map(tuple)
     st.builds(Ends, st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2**31), st.booleans()),
     st.booleans(),
 )
-def test_a_question_comes_through(number: int, due_s: float, max_tokens: int, ends: Ends, models: bool) -> None:
+def test_a_question_comes_through(number: int, due_s: float, max_tokens: int, ends: Ends, encoder: bool) -> None:
     limit = max_tokens if 0 < max_tokens < 1 << 31 else -1
-    frame = encode_question(Question(number, due_s, max_tokens, ends, models))
-    assert decode_question(frame) == Question(number, due_s, limit, ends, models)
+    frame = encode_question(Question(number, due_s, max_tokens, ends, encoder))
+    assert decode_question(frame) == Question(number, due_s, limit, ends, encoder)
 
 
 def test_the_largest_question_and_answer_fit_a_frame() -> None:

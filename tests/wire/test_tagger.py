@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import exp
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from gateway.config import GatewayConfig, ModelSpec, PolicyName, Tagger
 from gateway.tagging import Tagging
+from predictor import features
 from predictor.features import Cues
 from predictor.length import Guess, LengthTagger, Tag
+from predictor.prompts import PromptView
 from predictor.request import LengthEstimate
 from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
 from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
@@ -288,6 +291,27 @@ def test_models_that_can_t_be_read_are_left_out_and_told(tmp_path: Path) -> None
         await until(lambda: any(line["event"] == "tagger problem" for line in rig.log()))
 
     run(case, config(str(tmp_path)), backends=2)
+
+
+def test_an_encoder_that_does_not_help_is_spared(tmp_path: Path) -> None:
+    """After answers that it foretold badly it is put one question in ten, and the others are answered without it."""
+    guesses = {"encoder": Guess(7.0, 8.0, 9.0, "encoder")}
+    cues = features.cues(PromptView())
+
+    async def case(rig: Rig) -> None:
+        tagging = await up(rig)
+        rng = Random(1)
+        for _ in range(400):
+            tag = tagging.tagger.tag("m", "chat", cues, guesses, -1)
+            tagging.tagger.observe(tag, round(rng.lognormvariate(3.0, 0.7)) + 1, False)
+        await until(lambda: tagging.quick("m", "chat").tag.estimate.q50 < 100)
+        for number in range(20):
+            assert (await rig.ask(chat(f"number {number}"))).status == 200
+        assert tagging.counts.layers.total() == 20
+        assert tagging.counts.without_encoder == 18
+        assert not tagging.counts.misses
+
+    run(case, config(tiny_models(tmp_path), learn_per_s=0.0), backends=2)
 
 
 def test_what_is_known_of_layers_and_decisions_is_exported(tmp_path: Path) -> None:
