@@ -16,8 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from gateway.addresses import KEY_CHARACTERS_MAX, sendable_key
 from gateway.admin_http import DRAIN_S_MAX
 from gateway.config import BackendSpec, EngineName
-from gateway.config_sections import ModelName, Name, Url
+from gateway.config_sections import ModelName, Name, OptionalUrl, Url
 from gateway.operations import OperationError
+from predictor.catalog import ProfileError, engine_profile
 
 NAME_CHARACTERS = 64
 _DEFAULT = BackendSpec("", "")
@@ -52,6 +53,27 @@ Key = Annotated[
 ]
 
 
+def _shipped_profile(name: str) -> str:
+    if name.endswith(".toml"):
+        raise ValueError("must be the name of a shipped profile, not a file of this machine")
+    try:
+        return name if not name else engine_profile(name).name
+    except ProfileError:
+        raise ValueError("no such profile; `gateway profile list` shows them") from None
+
+
+Profile = Annotated[
+    str,
+    Field(max_length=1024, description="Name of a shipped profile (`gateway profile list`); its step times and limits."),
+    AfterValidator(_shipped_profile),
+]
+Sidecar = Annotated[
+    OptionalUrl,
+    Field(description="Base URL of the sidecar that predicts for it. Its addresses must lie in the allowed networks."),
+]
+Count = Annotated[int, Field(ge=0, le=1 << 31, description="0: what the engine reports, else what the profile says.")]
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -70,6 +92,13 @@ class BackendSettings(_Body):
     labels: Labels = {}
     api_key: Key = SecretStr("")
     max_in_flight: int = Field(_DEFAULT.max_in_flight, ge=1, le=1_000_000)
+    profile: Profile = ""
+    kv_blocks: Count = 0
+    block_size: Annotated[Count, Field(le=65536)] = 0
+    max_num_seqs: Annotated[Count, Field(le=1_000_000)] = 0
+    max_num_batched_tokens: Count = 0
+    sidecar: Sidecar = ""
+    sidecar_token: Key = SecretStr("")
 
 
 class NewBackend(BackendSettings):
@@ -89,6 +118,13 @@ class BackendPatch(_Body):
     labels: Annotated[dict[str, str | None], Field(max_length=128)] | None = None
     api_key: Key | None = None
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    profile: Profile | None = None
+    kv_blocks: Count | None = None
+    block_size: Annotated[Count, Field(le=65536)] | None = None
+    max_num_seqs: Annotated[Count, Field(le=1_000_000)] | None = None
+    max_num_batched_tokens: Count | None = None
+    sidecar: Sidecar | None = None
+    sidecar_token: Key | None = None
 
 
 class DrainRequest(_Body):
@@ -142,6 +178,13 @@ def _spec(name: str, settings: BackendSettings) -> BackendSpec:
         api_key=settings.api_key.get_secret_value(),
         max_in_flight=settings.max_in_flight,
         declared=False,
+        profile=settings.profile,
+        kv_blocks=settings.kv_blocks,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        sidecar=settings.sidecar.rstrip("/"),
+        sidecar_token=settings.sidecar_token.get_secret_value(),
     )
 
 

@@ -38,6 +38,13 @@ class BackendView:
     labels: dict[str, str]
     has_api_key: bool
     max_in_flight: int
+    profile: str
+    kv_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    sidecar: str
+    has_sidecar_token: bool
     declared: bool
     state: State
     reason: str
@@ -169,6 +176,13 @@ def backend_view(replica: Replica, removing: bool, now_s: float) -> BackendView:
         labels=dict(spec.labels),
         has_api_key=bool(spec.api_key),
         max_in_flight=spec.max_in_flight,
+        profile=spec.profile,
+        kv_blocks=spec.kv_blocks,
+        block_size=spec.block_size,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        sidecar=spec.sidecar,
+        has_sidecar_token=bool(spec.sidecar_token),
         declared=spec.declared,
         state=replica.state,
         reason=replica.reason,

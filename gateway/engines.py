@@ -54,6 +54,7 @@ class Engines:
 
     def __init__(self) -> None:
         self._reports: dict[str, EngineReport] = {}
+        self._specs: dict[str, BackendSpec] = {}  # what mirrors were made from
         self._surplus: dict[str, deque[int]] = {}
         self.problems: list[str] = []
         self.fresh: list[Mirror] = []  # without lessons enough of their own
@@ -88,6 +89,9 @@ class Engines:
     def mirror(self, replica: Replica) -> Mirror:
         """The replica's mirror, made when first asked for."""
         mirror = replica.mirror
+        if mirror is not None and self._specs.get(replica.name) != replica.spec:
+            mirror.retune(*self._believed(replica))  # its settings were changed while it works
+        self._specs[replica.name] = replica.spec
         if mirror is None:
             steps, limits = self._believed(replica)
             common = self._common.setdefault(steps, Pace(COMMON_MIN))
@@ -124,6 +128,7 @@ class Engines:
     def forget(self, name: str) -> None:
         """The backend is gone."""
         self._reports.pop(name, None)
+        self._specs.pop(name, None)
         self._surplus.pop(name, None)
 
     def _believed(self, replica: Replica) -> tuple[StepProfile, EngineLimits]:

@@ -244,13 +244,18 @@ class Operations:
         return OperationError(503, "state_not_written", "The state file could not be written; nothing was changed.")
 
     def _check(self, spec: BackendSpec) -> None:
+        self._check_url(spec.url, "url")
+        if spec.sidecar:
+            self._check_url(spec.sidecar, "sidecar")
+
+    def _check_url(self, url: str, param: str) -> None:
         try:
-            check_url(spec.url, guarded=True)
-            address = literal_address(urlsplit(spec.url).hostname or "")
+            check_url(url, guarded=True)
+            address = literal_address(urlsplit(url).hostname or "")
         except AddressError as error:
-            raise OperationError(400, "invalid_url", str(error), "url") from None
+            raise OperationError(400, "invalid_url", str(error), param) from None
         if address and not self.plane.guarded_address(address):
-            raise OperationError(400, "address_not_allowed", "The address lies outside the allowed networks.", "url")
+            raise OperationError(400, "address_not_allowed", "The address lies outside the allowed networks.", param)
 
     def _known(self, name: str, changing: bool = False) -> Replica:
         replica = self.plane.fleet.get(name)

@@ -59,10 +59,11 @@ class _Round:
 class _Line(asyncio.Protocol):
     """The connection to one sidecar. Asks are answered in their order; `None` in their place is a reservation."""
 
-    def __init__(self, name: str, url: str, token: str, owner: "ProbeClient") -> None:
+    def __init__(self, name: str, url: str, token: str, guarded: bool, owner: "ProbeClient") -> None:
         parts = urlsplit(url)
         self.name = name
-        self.target = (url, token)
+        self.target = (url, token, guarded)
+        self._guarded = guarded
         self._owner = owner
         self._host = parts.hostname or ""
         self._tls = parts.scheme == "https"
@@ -131,7 +132,7 @@ class _Line(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                address = await owner.resolve(self._host, self._port)
+                address = await owner.resolve(self._host, self._port, self._guarded)
                 tls, name = (owner.tls(), self._host) if self._tls else (None, None)
                 await loop.create_connection(lambda: self, address, self._port, ssl=tls, server_hostname=name)
         except (OSError, TimeoutError, UnicodeError):
@@ -216,7 +217,8 @@ def _reply(body: bytes) -> ProbeReply:
 
 
 class ProbeClient:
-    """All sidecars of a gateway. `deadline_s` counts from the ask; it is a bound on waiting, not on connecting."""
+    """All sidecars of a gateway. `deadline_s` counts from the ask; it is a bound on waiting, not on connecting. `allowed`
+    is the rule for the addresses of guarded ones."""
 
     def __init__(
         self,
@@ -243,13 +245,13 @@ class ProbeClient:
     def __contains__(self, name: object) -> bool:
         return name in self._lines
 
-    def added(self, name: str, url: str, token: str = "") -> None:
+    def added(self, name: str, url: str, token: str = "", *, guarded: bool = True) -> None:
         """A backend has a sidecar at `url`. It is connected to when it is asked first. Said again, it changes nothing;
         another address or token takes the place of the last."""
         line = self._lines.get(name)
-        if line is None or line.target != (url, token):
+        if line is None or line.target != (url, token, guarded):
             self.removed(name)
-            self._lines[name] = _Line(name, url, token, self)
+            self._lines[name] = _Line(name, url, token, guarded, self)
 
     def removed(self, name: str) -> None:
         """Forget a backend's sidecar; asks under way have failed."""
@@ -307,10 +309,10 @@ class ProbeClient:
             self.removed(name)
         await asyncio.gather(*connecting, return_exceptions=True)
 
-    async def resolve(self, host: str, port: int) -> str:
-        """An allowed address of the host. Raises OSError."""
+    async def resolve(self, host: str, port: int, guarded: bool) -> str:
+        """An address of the host, an allowed one if it is guarded. Raises OSError."""
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-        addresses = [str(entry[4][0]) for entry in found if self._allowed(str(entry[4][0]))]
+        addresses = [str(entry[4][0]) for entry in found if not guarded or self._allowed(str(entry[4][0]))]
         if not addresses:
             raise OSError("the sidecar's address is not allowed")
         return addresses[0]

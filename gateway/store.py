@@ -99,6 +99,7 @@ def encode(spec: BackendSpec) -> str:
             "labels": spec.labels,
             "api_key": spec.api_key,
             "max_in_flight": spec.max_in_flight,
+            **{field: getattr(spec, field) for field in _LATER},
         }
     )
 
@@ -117,7 +118,11 @@ def decode(name: str, text: object) -> BackendSpec:
     for field, kinds in _KINDS.items():
         if field not in row or not isinstance(row[field], kinds) or isinstance(row[field], bool):
             raise ValueError(f"{field} is missing or of the wrong type")
+    for field, kind in _LATER.items():
+        if field in row and type(row[field]) is not kind:
+            raise ValueError(f"{field} is of the wrong type")
     _check(name, row)
+    _check_engine(row)
     return BackendSpec(
         name=row["name"],
         url=row["url"],
@@ -128,6 +133,7 @@ def decode(name: str, text: object) -> BackendSpec:
         api_key=row["api_key"],
         max_in_flight=row["max_in_flight"],
         declared=False,
+        **{field: row[field] for field in _LATER if field in row},
     )
 
 
@@ -140,6 +146,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "labels": (list,),
     "api_key": (str,),
     "max_in_flight": (int,),
+}
+# What is known of the engine: rows of earlier versions lack it.
+_LATER: dict[str, type] = {
+    "profile": str,
+    "kv_blocks": int,
+    "block_size": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "sidecar": str,
+    "sidecar_token": str,
 }
 
 
@@ -163,3 +179,15 @@ def _check(name: str, row: dict[str, object]) -> None:
     assert isinstance(places, int)
     if not 0 < weight <= 1000 or not 1 <= places <= 1_000_000:
         raise ValueError("weight or max_in_flight is out of range")
+
+
+def _check_engine(row: dict[str, object]) -> None:
+    if not all(0 <= count <= 1 << 31 for field, count in row.items() if field in _LATER and isinstance(count, int)):
+        raise ValueError("a limit of the engine is out of range")
+    profile, sidecar, token = (str(row.get(field, "")) for field in ("profile", "sidecar", "sidecar_token"))
+    if len(profile) > 1024 or profile.endswith(".toml"):
+        raise ValueError("profile is not a shipped profile's name")
+    if not sendable_key(token):
+        raise ValueError("sidecar_token holds characters that a header cannot have")
+    if sidecar:
+        check_url(sidecar, guarded=True)

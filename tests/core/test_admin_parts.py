@@ -176,8 +176,50 @@ def test_plain_addresses_and_names(host: str, address: str) -> None:
     assert literal_address(host) == address
 
 
-def test_a_row_comes_back_as_it_went() -> None:
-    assert decode("a", encode(SPEC)) == SPEC
+KNOWN = replace(
+    SPEC, profile="llama-2-7b/tp1/a30", kv_blocks=1052, block_size=16, max_num_seqs=48, max_num_batched_tokens=512,
+    sidecar="http://10.0.0.7:9000", sidecar_token="whisper",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [SPEC, KNOWN])
+def test_a_row_comes_back_as_it_went(spec: BackendSpec) -> None:
+    assert decode("a", encode(spec)) == spec
+
+
+def test_a_row_of_an_earlier_version_has_the_defaults() -> None:
+    row = json.loads(encode(KNOWN))
+    later = ("profile", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "sidecar", "sidecar_token")
+    assert decode("a", json.dumps({name: value for name, value in row.items() if name not in later})) == SPEC
+
+
+def test_what_is_known_of_an_engine_is_patched_like_the_rest() -> None:
+    assert patched_backend(KNOWN, {}) == KNOWN
+    changed = patched_backend(KNOWN, {"profile": None, "max_num_batched_tokens": 2048, "sidecar": "http://10.0.0.8:9000/"})
+    assert changed == replace(KNOWN, profile="", max_num_batched_tokens=2048, sidecar="http://10.0.0.8:9000")
+    assert new_backend({"name": "a", "url": SPEC.url}).profile == ""
+
+
+@pytest.mark.parametrize(
+    ("patch", "param"),
+    [
+        ({"profile": "no-such-model/tp1/h100"}, "profile"),
+        ({"profile": "/etc/passwd.toml"}, "profile"),
+        ({"kv_blocks": -1}, "kv_blocks"),
+        ({"kv_blocks": 1.5}, "kv_blocks"),
+        ({"block_size": 65537}, "block_size"),
+        ({"max_num_seqs": True}, "max_num_seqs"),
+        ({"max_num_batched_tokens": 1 << 32}, "max_num_batched_tokens"),
+        ({"sidecar": "file:///etc/passwd"}, "sidecar"),
+        ({"sidecar_token": "a\nb"}, "sidecar_token"),
+        ({"sidecar_token_file": "/etc/passwd"}, "sidecar_token_file"),
+    ],
+)
+def test_what_cannot_be_known_of_an_engine_is_refused(patch: dict[str, object], param: str) -> None:
+    with pytest.raises(OperationError) as caught:
+        patched_backend(KNOWN, patch)
+    assert (caught.value.status, caught.value.param) == (422, param)
+    assert not any(text in caught.value.message for text in ("passwd", "whisper", "no-such-model"))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +241,14 @@ def test_a_row_comes_back_as_it_went() -> None:
         {"max_in_flight": 0},
         {"max_in_flight": 1.0},
         {"api_key": "a\nb"},
+        {"profile": "/etc/passwd.toml"},
+        {"profile": 5},
+        {"kv_blocks": -1},
+        {"kv_blocks": True},
+        {"max_num_batched_tokens": 1 << 40},
+        {"sidecar": "http://10.0.0.7:22"},
+        {"sidecar": "passwd"},
+        {"sidecar_token": "a\nb"},
     ],
 )
 def test_a_row_that_does_not_validate_is_refused_without_its_content(change: dict[str, object]) -> None:

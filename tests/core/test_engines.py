@@ -86,3 +86,12 @@ def test_a_report_resizes_a_mirror_and_others_traffic_has_to_last() -> None:
     assert mirror.limits.kv_blocks == 1000
     engines.reported(replica, replace(report, requests=0))
     assert mirror.foreign == 0
+
+
+def test_changed_settings_reach_a_mirror_that_works() -> None:
+    engines, replica = Engines(), Replica(SPEC)
+    mirror = engines.mirror(replica)
+    replica.respecified(replace(SPEC, profile="demo-fast", max_num_batched_tokens=777))
+    assert engines.mirror(replica) is mirror
+    assert mirror.profile == PRESETS["demo-fast"].profile
+    assert mirror.limits.max_num_batched_tokens == 777

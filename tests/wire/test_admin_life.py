@@ -87,6 +87,31 @@ def test_replace_puts_defaults_back_and_patch_leaves_the_rest(tmp_path: Path) ->
     asyncio.run(run())
 
 
+def test_what_is_known_of_an_engine_comes_by_rest_as_by_file(tmp_path: Path) -> None:
+    async def run() -> None:
+        one = "/admin/backends/a"
+        known = {"profile": "demo-fast", "kv_blocks": 900, "max_num_batched_tokens": 256, "sidecar": "http://127.0.0.1:22999"}
+        async with engines(INSTANT) as (engine,), running(tmp_path) as gateway:
+            await add(gateway, "a", engine, sidecar_token=BACKEND_KEY, **known)
+            shown = await gateway.ready("a")
+            assert {name: shown.json[name] for name in known} == known
+            assert shown.json["has_sidecar_token"] is True
+            assert BACKEND_KEY not in shown.text
+            await add(gateway, "b", engine)
+            assert (await gateway.chat()).status == 200
+            mirror = gateway.app.plane.fleet.get("a").mirror
+            assert (mirror.limits.kv_blocks, mirror.limits.max_num_batched_tokens) == (900, 256)
+            patched = await gateway.call("PATCH", one, {"kv_blocks": 1200, "profile": None, "sidecar": None})
+            assert [patched.json[name] for name in known] == ["", 1200, 256, ""]
+            assert (await gateway.chat()).status == 200
+            assert mirror.limits.kv_blocks == 1200
+            for sidecar in ("http://169.254.169.254", "http://10.0.0.1:22", "http://8.8.8.8:9"):
+                refused = await gateway.call("PATCH", one, {"sidecar": sidecar})
+                assert (refused.status, refused.json["error"]["param"]) == (400, "sidecar"), sidecar
+
+    asyncio.run(run())
+
+
 def test_what_does_not_exist_or_exists_already(tmp_path: Path) -> None:
     async def run() -> None:
         async with engines(INSTANT) as (engine,), running(tmp_path) as gateway:

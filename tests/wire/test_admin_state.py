@@ -67,6 +67,7 @@ def test_backends_and_their_keys_return_after_a_restart(tmp_path: Path) -> None:
             config = stored(tmp_path)
             async with running(tmp_path, config) as gateway:
                 settings = {"url": guarded.url, "api_key": BACKEND_KEY, "labels": {"zone": "1"}, "max_in_flight": 9}
+                settings |= {"profile": "demo-fast", "kv_blocks": 900, "max_num_batched_tokens": 256}
                 await gateway.call("POST", "/admin/backends", {"name": "kept", **settings})
                 await gateway.call("POST", "/admin/backends", {"name": "removed", "url": other.url})
                 await gateway.ready("kept")

@@ -382,6 +382,8 @@ def test_address_rule_holds_for_sidecars() -> None:
             client.added("a", sidecar.url)
             assert await in_time(client, "a") == {"a": None}
             assert sidecar.connections == 0
+            client.added("a", sidecar.url, guarded=False)
+            assert (await in_time(client, "a"))["a"] is not None, "a declared one may be anywhere"
             await client.close()
 
     run(scenario)
