@@ -35,6 +35,8 @@ class Sent(Protocol):
     def prefix(self) -> tuple[int, ...]: ...
     @property
     def block_tokens(self) -> int: ...
+    @property
+    def session(self) -> str: ...
 
 
 class Block:
@@ -49,15 +51,17 @@ class Block:
 
 
 class _Claim:
-    """A prompt of ours whose chain is not known yet."""
+    """A prompt of ours; `done` once its chain is known, or cannot be known any more."""
 
-    __slots__ = ("block_tokens", "prefix", "prompt_tokens", "tail")
+    __slots__ = ("block_tokens", "done", "prefix", "prompt_tokens", "session", "tail")
 
     def __init__(self, job: Sent) -> None:
         self.prefix = job.prefix
         self.block_tokens = job.block_tokens
         self.prompt_tokens = job.prompt_tokens
+        self.session = job.session
         self.tail: Hash | None = None
+        self.done = False
 
 
 class KvView:
@@ -71,7 +75,8 @@ class KvView:
         self.forgotten = 0
         self._blocks: dict[Hash, Block] = {}
         self._claims: OrderedDict[str, _Claim] = OrderedDict()
-        self._computed: set[str] = set()
+        self._computed: set[str] = set()  # of those that are not done
+        self._sessions: dict[str, list[str]] = {}  # that clients named: their requests in flight
         self._ratio = 1.0
         self._block_tokens = 0
 
@@ -79,23 +84,28 @@ class KvView:
         return len(self._blocks)
 
     def __repr__(self) -> str:
-        return f"<KvView {len(self._blocks)} blocks, {self.tokens} tokens, {len(self._claims)} not joined>"
+        open_claims = sum(not claim.done for claim in self._claims.values())
+        return f"<KvView {len(self._blocks)} blocks, {self.tokens} tokens, {open_claims} not joined>"
 
     # -- what we do
 
     def sent(self, job: Sent) -> None:
-        """The request goes to the engine, under its id as session name."""
+        """The request goes to the engine, under the session that its client named, else under its id."""
         if job.block_tokens:
             self._block_tokens = job.block_tokens
         if not job.prefix or not job.request_id:
             return
+        self._forget(job.request_id)
         self._claims[job.request_id] = _Claim(job)
+        if job.session:
+            self._sessions.setdefault(job.session, []).append(job.request_id)
         if len(self._claims) > CLAIMS_MAX:
             self._forget(next(iter(self._claims)))
 
     def computed(self, request_id: str) -> None:
         """Its first token is here: the chain that the engine names for it until now is its prompt."""
-        if request_id in self._claims:
+        claim = self._claims.get(request_id)
+        if claim is not None and not claim.done:
             self._computed.add(request_id)
 
     def gone(self, request_id: str) -> None:
@@ -105,7 +115,7 @@ class KvView:
             return
         if request_id in self._computed:
             self._join(request_id, claim)
-        else:
+        elif not claim.done:
             self._join(request_id, claim, claim.prompt_tokens * self._ratio)
         self._forget(request_id)
 
@@ -122,11 +132,11 @@ class KvView:
         if len(blocks) > NODES_MAX:
             self.lost()
             return
-        claim = self._claims.get(session)
-        if claim is not None and hashes:
-            if session in self._computed and len(hashes) == 1 and before == claim.tail:  # of its answer
-                self._join(session, claim)
-                self._forget(session)
+        request_id = self._whose(session)
+        claim = self._claims.get(request_id)
+        if claim is not None and not claim.done and hashes:
+            if request_id in self._computed and len(hashes) == 1 and before == claim.tail:  # of its answer
+                self._join(request_id, claim)
             else:
                 claim.tail = hashes[-1]
 
@@ -134,7 +144,6 @@ class KvView:
         """Blocks that are no longer there, and with them the text that they hold."""
         for request_id in [*self._computed]:
             self._join(request_id, self._claims[request_id])
-            self._forget(request_id)
         gone: list[int] = []
         for name in hashes:
             block = self._blocks.pop(name, None)
@@ -144,7 +153,7 @@ class KvView:
         if gone:
             self.index.drop(gone)
         if self._block_tokens:
-            pending = sum([claim.prompt_tokens for claim in self._claims.values()])
+            pending = sum([claim.prompt_tokens for claim in self._claims.values() if not claim.done])
             most = SLACK * (self.tokens / self._ratio + pending) / self._block_tokens
             self.index.keep(int(most) + 1)
 
@@ -158,13 +167,16 @@ class KvView:
         self.tokens = 0
         self.forgotten += 1
         for claim in self._claims.values():
-            claim.tail = None
+            claim.done = True
+        self._computed.clear()
         self.index.forget()
 
     # -- inside
 
     def _join(self, request_id: str, claim: _Claim, end_tokens: float = math.inf) -> None:
         """Give the blocks of the claim's chain, up to so many tokens, the text that they hold."""
+        claim.done = True
+        self._computed.discard(request_id)
         if claim.tail is None:
             return
         chain = self._chain(claim.tail)
@@ -177,9 +189,25 @@ class KvView:
         _assign(chain, claim.prefix, claim.block_tokens * ratio)
         self.index.touch(claim.prefix)
 
+    def _whose(self, session: str) -> str:
+        """The request that an event is about; with several in one session nobody can tell, so none of them is joined."""
+        if session in self._claims:
+            return session
+        mine = self._sessions.get(session, [])
+        if len(mine) > 1:
+            for request_id in mine:
+                self._claims[request_id].done = True
+                self._computed.discard(request_id)
+        return mine[0] if len(mine) == 1 else ""
+
     def _forget(self, request_id: str) -> None:
-        self._claims.pop(request_id, None)
+        claim = self._claims.pop(request_id, None)
         self._computed.discard(request_id)
+        if claim is not None and claim.session:
+            mine = self._sessions[claim.session]
+            mine.remove(request_id)
+            if not mine:
+                del self._sessions[claim.session]
 
     def _chain(self, tail: Hash) -> list[Block]:
         """From the prompt's beginning on; empty if that is not known."""

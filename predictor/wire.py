@@ -56,6 +56,11 @@ class Ask:
         """The id under which the engine gets it."""
         return self.id
 
+    @property
+    def session(self) -> str:
+        """Not told on the wire."""
+        return ""
+
 
 def encode_ask(job: JobLike, now_unix_ms: int) -> bytes:
     """The body of /predict and of /reserve."""

@@ -17,14 +17,15 @@ class Sent:
     prefix: tuple[int, ...]
     prompt_tokens: int
     block_tokens: int = TEXT_TOKENS
+    session: str = ""
 
 
 def view(capacity: int = 100) -> KvView:
     return KvView(PrefixIndex(capacity))
 
 
-def send(to: KvView, name: str, prefix: tuple[int, ...], rest: int = 10) -> Sent:
-    job = Sent(name, prefix, TEXT_TOKENS * len(prefix) + rest)
+def send(to: KvView, name: str, prefix: tuple[int, ...], rest: int = 10, session: str = "") -> Sent:
+    job = Sent(name, prefix, TEXT_TOKENS * len(prefix) + rest, session=session)
     to.index.touch(prefix)
     to.sent(job)
     return job
@@ -122,6 +123,30 @@ def test_a_chain_without_its_beginning_is_not_joined() -> None:
     made.computed("a")
     made.gone("a")
     assert made.joined == 0
+
+
+def test_a_client_s_own_session_joins_as_long_as_it_has_one_request_in_flight() -> None:
+    made = view()
+    for turn in ("a", "b"):
+        send(made, turn, (1, 2), rest=0, session="chat")
+        made.stored("chat", chain("x", 8), None, 16)
+        made.computed(turn)
+        made.gone(turn)
+    assert made.joined == 2
+    made.removed(chain("x", 8)[4:])
+    assert made.index.hit_blocks((1, 2)) == 1
+    for name in ("c", "d"):
+        send(made, name, (7, 8), rest=0, session="chat")
+    made.stored("chat", chain("y", 8), None, 16)
+    for name in ("c", "d"):
+        made.computed(name)
+        made.gone(name)
+    assert made.joined == 2, "of two, nobody can tell whose"
+    send(made, "e", (1, 2), rest=0, session="chat")
+    made.stored("chat", chain("x", 8), None, 16)
+    made.computed("e")
+    made.gone("e")
+    assert made.joined == 3
 
 
 def test_clearing_and_losing_forget_everything() -> None:
