@@ -81,10 +81,12 @@ class GatewaySettings(BaseSettings):
 
 
 def _clashes(settings: GatewaySettings) -> list[str]:
-    """Two backends with one name, a key given twice, an alias that is a model or somebody else's alias."""
+    """Two backends with one name, a key given twice, a log that gets nothing, an alias that is a model or another's alias."""
     names = [backend.name for backend in settings.backends]
     problems = [f"backends.{i}.name: two backends are named {names[i]!r}" for i in _repeated(names)]
     problems += [f"keys.{i}.sha256: this key is given twice" for i in _repeated([k.sha256.lower() for k in settings.keys])]
+    if settings.tagger.log and settings.tagger.mode == "off":
+        problems.append("tagger.log: nothing is logged while the mode is off")
     owners: dict[str, str] = {}
     served = {model for backend in settings.backends for model in backend.models} | set(settings.models)
     for name, spec in settings.models.items():

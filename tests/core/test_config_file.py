@@ -117,11 +117,13 @@ def test_every_problem_is_told_at_once_with_its_key_and_reason(tmp_path: Path) -
 def test_every_clash_is_told_at_once_with_both_names(tmp_path: Path) -> None:
     text = BACKEND.format("a") + 'models = ["real"]\n' + BACKEND.format("b") + BACKEND.format("a") + BACKEND.format("a")
     text += f'[[keys]]\nsha256 = "{DIGEST}"\n[[keys]]\nsha256 = "{DIGEST.upper()}"\n'
+    text += '[tagger]\nmode = "off"\nlog = "lengths.jsonl"\n'
     text += '[models.m]\naliases = ["n", "real", "x", "y"]\n[models.n]\naliases = ["x", "z", "z"]\n'
     assert problems(tmp_path, text) == [
         "backends.2.name: two backends are named 'a'",
         "backends.3.name: two backends are named 'a'",
         "keys.1.sha256: this key is given twice",
+        "tagger.log: nothing is logged while the mode is off",
         "models.m.aliases: alias 'n' of 'm' is the name of a model itself",
         "models.m.aliases: alias 'real' of 'm' is the name of a model itself",
         "models.n.aliases: alias 'x' is claimed by both 'm' and 'n'",
