@@ -96,18 +96,18 @@ def half_done(
 class Stream(threading.Thread):
     """A streamed request read in the background. `first` is set at the first piece of the body."""
 
-    def __init__(self, target: Target, path: str, body: Json) -> None:
+    def __init__(self, target: Target, path: str, body: Json, headers: dict[str, str] | None = None) -> None:
         super().__init__(daemon=True)
-        self._request = (target, path, body)
+        self._request = (target, path, body, headers)
         self.first = threading.Event()
         self._answer: Answer | None = None
         self._failure: OSError | http.client.HTTPException | None = None
         self.start()
 
     def run(self) -> None:
-        target, path, body = self._request
+        target, path, body, headers = self._request
         try:
-            with half_done(target, path, body) as connection:
+            with half_done(target, path, body, headers) as connection:
                 self._answer = read_answer(connection.getresponse(), self.first.set)
         except (OSError, http.client.HTTPException) as error:
             self._failure = error

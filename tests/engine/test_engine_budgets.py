@@ -130,6 +130,21 @@ def test_an_urgent_request_gets_the_slot_of_one_that_affords_it(tiered: Tiered) 
         assert counter(server.url, "vllm:num_preemptions_total") == before + 1
 
 
+def test_what_a_client_asks_the_gateway_for_orders_the_engine_s_queue(tiered: Tiered, folder: Path) -> None:
+    server = tiered.server
+    with running(Gateway(folder, "slo", {"tiered": server.url}, more='scheduling = "leeway"')) as gateway, ExitStack() as stack:
+        occupants = occupied(server, stack, 1900, ttft_ms=60_000, tpot_ms=0.001, out_tokens=1900)
+        streams: dict[str, Stream] = {}
+        for name, ttft_ms in (("patient", 600_000), ("sooner", 300_000)):
+            streams[name] = Stream(gateway.target, PATH, body(name, 1200), {"x-slo-ttft-ms": str(ttft_ms)})
+            wait_until(lambda: counter(server.url, "vllm:num_requests_waiting") == len(streams), 20.0, f"{name} waits")
+        occupants.pop().close()
+        assert streams["sooner"].first.wait(30.0)
+        assert not streams["patient"].first.is_set()
+        stack.close()
+        assert [stream.result().status for stream in streams.values()] == [200] * 2
+
+
 def external_tokens(server: Server) -> float:
     page = ask(server.target, "GET", "/metrics").body.decode()
     found = re.findall(
