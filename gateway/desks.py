@@ -132,6 +132,7 @@ class Desks:
             prefix_hashes(body, fields.parts),
             session,
             request_id=account.request_id,
+            streams=fields.stream,
             deadline_s=account.deadline_s,
             class_name=promise.class_name if promise is not None else "",
             tenant=account.tenant or (account.key if account.owner else ""),

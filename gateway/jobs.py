@@ -16,8 +16,9 @@ class Job:
     """One request to place. `prefix` hashes its full prompt blocks of `block_tokens` in order, each hash standing for
     all text up to its block's end; empty where prefixes are not followed. `arrival_s` is of the desk's clock.
     `deadline_s` is the instant by which its first token is promised; of what waits, tenants share by `tenant_weight`.
-    `plain` is the length it would have had without a prediction, where the two are to be compared.
-    `id` is the desk's own; `request_id` the one under which the engine gets it, for sidecars ("": the same)."""
+    `plain` is the length it would have had without a prediction, where the two are to be compared. `streams`: its first
+    token will be seen. `id` is the desk's own; `request_id` the one under which the engine gets it, for sidecars ("":
+    the same)."""
 
     id: str
     model: str
@@ -33,6 +34,7 @@ class Job:
     tenant: str = ""
     tenant_weight: float = 1.0
     plain: LengthEstimate | None = None
+    streams: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,11 @@ def _decides(rule: ModelSpec) -> bool:
 class _Longest:
     """A job as long as it may become."""
 
-    __slots__ = ("block_tokens", "id", "lengths", "prefix", "prompt_tokens")
+    __slots__ = ("block_tokens", "id", "lengths", "prefix", "prompt_tokens", "streams")
 
     def __init__(self, job: Job) -> None:
         self.id, self.prompt_tokens, self.prefix, self.block_tokens = job.id, job.prompt_tokens, job.prefix, job.block_tokens
+        self.streams = job.streams
         q90 = job.lengths.q90
         self.lengths = LengthEstimate(q90, q90, q90, "longest")
 

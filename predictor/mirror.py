@@ -320,7 +320,7 @@ class Mirror:
                 pairs += left * (seat.computed + 0.5 * left)
                 if seat.starts_s <= now_s:
                     flying += left
-            elif progress is None:
+            elif progress is None and not seat.streams:
                 unseen = seat
             else:
                 self.overdue_s = max(self.overdue_s, now_s - seat.due_s)

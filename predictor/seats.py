@@ -39,6 +39,8 @@ class Demand(Protocol):
     def prefix(self) -> tuple[int, ...]: ...
     @property
     def block_tokens(self) -> int: ...
+    @property
+    def streams(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,12 @@ class Mark:
 class Seat:
     """One request at an engine. `private_tokens` of its prompt lie in no shareable block; `starts_s` is when the first
     step that can include it begins, `due_s` when its first token was predicted as it was sent, `first_s` when it came
-    (below 0: not yet). Without a progress to read, its output is reckoned."""
+    (below 0: not yet). Without a progress to read, its output is reckoned;
+    so is its first token where it does not stream: of one that does it will be told, and until then it is late."""
 
     __slots__ = (
         "computed", "due_s", "expected", "first_s", "hit_tokens", "id", "prefix", "private_tokens", "progress", "prompt_tokens",
-        "reckoned", "sent_s", "starts_s",
+        "reckoned", "sent_s", "starts_s", "streams",
     )  # fmt: skip
 
     def __init__(self, demand: Demand, hit_tokens: int, now_s: float, progress: Progress | None) -> None:
@@ -72,6 +75,7 @@ class Seat:
         self.private_tokens = max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)
         self.progress = progress
         self.reckoned = 0
+        self.streams = demand.streams
         self.sent_s = self.starts_s = self.due_s = now_s
         self.first_s = -1.0
 

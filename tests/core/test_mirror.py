@@ -1,6 +1,7 @@
 """The gateway's picture of an engine, against an engine model that runs beside it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_computed_tokens_that_somebody_tells_win_over_reckoning() -> None:
 
 def test_without_progress_tokens_are_reckoned() -> None:
     made = Mirror(PROFILE, LIMITS)
-    made.dispatched(job("a", 100, 1000), 0, 0.0)
+    made.dispatched(replace(job("a", 100, 1000), streams=False), 0, 0.0)
     for now_s in (0.021, 0.5, 1.0):
         made.look(now_s)
     assert made.decodes == 1
@@ -234,6 +235,20 @@ def test_pace_learns_from_the_tokens_of_running_requests(factor: float) -> None:
         progress.generated = 1 + int((now_s - 5.0) / (0.01005 * factor))
         made.look(now_s)
     assert made.pace == pytest.approx(factor if factor != 1.03 else 1.0, rel=0.14)
+
+
+def test_a_stream_whose_first_token_is_late_is_not_reckoned_to_decode() -> None:
+    """It waits for memory, and what is computed meanwhile is still its prompt: no window of the pace may say otherwise."""
+    made, progress = Mirror(PROFILE, LIMITS, learns=True), Read()
+    made.dispatched(job("a", 1000, 10000), 0, 0.0, progress)
+    made.first_token("a", 0.1)
+    made.dispatched(job("b", 8000, 100), 0, 0.2)
+    for tenth in range(3, 100):
+        progress.generated = tenth // 3  # steps are long: prompts are computed in them
+        made.look(tenth / 10)
+    assert made.decodes == 1
+    assert made.overdue_s > 5
+    assert made.pace == 1.0
 
 
 def test_an_answer_without_a_stream_tells_only_that_an_engine_is_faster() -> None:
