@@ -7,6 +7,7 @@ from pathlib import Path
 import looptime
 import pytest
 
+import predictor.memory
 import predictor.mirror
 from gateway.config import OrderName
 from gateway.sim.cluster import Cluster
@@ -52,6 +53,8 @@ def live(scenario: Scenario, policy: PolicySpec) -> LiveDesks:
 def test_the_same_decisions_as_live(policy: PolicySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A multiple of the sweep's period would make a refresh fall due at the very instant of a sweep: a matter of the last bit.
     monkeypatch.setattr(predictor.mirror, "REFRESH_S", 0.083)
+    monkeypatch.setattr(predictor.memory, "CURVE_S", 0.513)
+    monkeypatch.setattr(predictor.memory, "WAIT_S", 0.417)
     rows = "".join(f"{9 + 3 * i},{1 + i % 180}\n" for i in range(200))
     (tmp_path / "l.csv").write_text("input_tokens,output_tokens\n" + rows)
     work = WorkloadSpec(rate_per_s=14.0, requests=200, lengths=str(tmp_path / "l.csv"))
