@@ -258,6 +258,8 @@ class TieredQueue:
             self._stretch = stretch
             if self.order == "lrb":
                 self._sort_live()
+        if self._second:  # whose share tier 1 must do without
+            capacity *= max(1.0 - self.share.rho, 0.01)
         wanted = self._plan_mh(now_s + ahead_s, capacity) if self.order == "mh" else self._plan_lrb(now_s + ahead_s, capacity)
         for (_, _, waiting), tier in zip(self._live, wanted, strict=True):
             if waiting.tier != tier:

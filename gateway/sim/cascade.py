@@ -191,7 +191,7 @@ class Cascade:
         tokens = self._pace.tokens(engine, now_s)
         if queue:
             estimator = Estimator(self._costs, self._limits, load, Releases((), 0, 0))
-            stretch = max(1.0, round(self._jobs.stretch(estimator), 2))
+            stretch = max(0.5, round(self._jobs.stretch(estimator) * engine.pace, 2))
             ahead_s = self._release_s(node) if node.short else 0.0
             queue.retier(now_s, ahead_s, float(sum(one.alive for one in self._nodes)), stretch)
             node.short = False
@@ -200,12 +200,13 @@ class Cascade:
             if self._variant.prefetch and not self._variant.sync and queue:
                 self._prefetch(index, node, estimator, now_s)
         ends_s = engine.begin_step(now_s, tokens, node.transfer_s)
-        node.transfer_s = 0.0
         node.busy = ends_s is not None
         if ends_s is not None:
             self._push(ends_s, STEP, index, "")
+            engine.clock(self._costs, ends_s - now_s - node.transfer_s)
             for name, given in engine.prompts:
                 self._jobs.by_id[name].serve(ends_s - now_s, given / tokens)
+        node.transfer_s = 0.0
 
     def _release_s(self, node: Node) -> float:
         """Until those who decode, if their answers are as long as told, have given back a slot and the blocks of a usual
@@ -256,7 +257,7 @@ class Cascade:
     def _enter(self, index: int, job: Job, estimator: Estimator, now_s: float) -> bool:
         """Into the engine, if there is a slot and room for its prompt."""
         engine = self._nodes[index].engine
-        if engine.running + engine.waiting >= self._limits.max_num_seqs or not self._make_way(index, job):
+        if not self._make_way(index, job):
             self._nodes[index].short = True
             return False
         hits = self._hit_tokens_of(self._nodes[index], job)
@@ -269,23 +270,25 @@ class Cascade:
         return True
 
     def _make_way(self, index: int, job: Job) -> bool:
-        """Whether its prompt has room, beside what decoding may need soon; if need be by taking it from the last in the
-        order whose prompt is begun and not complete. What that one has computed stays in the prefix cache while it can."""
+        """Whether there is a slot, and room for its prompt beside what decoding may need soon; if need be by taking them
+        from the last in the order whose prompt is begun and not complete. What that one has computed stays in the prefix
+        cache while it can."""
         engine = self._nodes[index].engine
         blocks = self._limits.blocks_for(job.prompt_tokens + 1)
         blocks += sum(self._limits.blocks_for(self._jobs.by_id[name].prompt_tokens + 1) for name in engine.entering)
         blocks += self._headroom if engine.running else 0
-        if blocks <= engine.free_blocks:
-            return True
         for waiting in reversed(self._order):
-            other = self._jobs.by_id[waiting.id]
-            if other is job or blocks <= engine.free_blocks:
+            if self._fits(engine, blocks) or waiting.id == job.request.id:
                 break
+            other = self._jobs.by_id[waiting.id]
             if other.left and other.node == index and not engine.allotted.get(waiting.id):
                 engine.abort(waiting.id)
                 engine.allotted.pop(waiting.id, None)
                 other.left, other.node, other.tried = 0, -1, False
-        return blocks <= engine.free_blocks
+        return self._fits(engine, blocks)
+
+    def _fits(self, engine: CascadeEngine, blocks: int) -> bool:
+        return blocks <= engine.free_blocks and engine.running + engine.waiting < self._limits.max_num_seqs
 
     def _hit_tokens_of(self, node: Node, job: Job) -> int:
         """Prompt tokens that its cache saves; one at least is computed."""

@@ -11,9 +11,12 @@ from dataclasses import replace
 from gateway.sim.stalls import NEVER, Stalls
 from predictor.budget import Load
 from predictor.instance import Instance
+from predictor.prefill import StepCosts
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Event, Request
 from predictor.sequence import Sequence as Running
+
+FADE = 0.998  # of a step's weight, with each further step
 
 
 class CascadeEngine(Instance):
@@ -26,6 +29,7 @@ class CascadeEngine(Instance):
         self.allotted: dict[
             str, int
         ] = {}  # prompt tokens of the next step, by request; not named: as many as there is room for
+        self.believed_s = self.actual_s = 1e-9  # of all steps, the old ones fading: what was believed, what they took
         self._chunks: dict[int, EngineLimits] = {limits.max_num_batched_tokens: limits}
 
     @property
@@ -59,6 +63,21 @@ class CascadeEngine(Instance):
         assert request.id not in self._by_id, f"request {request.id!r} twice"
         self._by_id[request.id] = sequence
         self._waiting.append(sequence)
+
+    @property
+    def pace(self) -> float:
+        """How much longer steps take than believed."""
+        return self.actual_s / self.believed_s
+
+    def clock(self, costs: StepCosts, step_s: float) -> None:
+        """The step in progress takes so long."""
+        tokens, pairs = 0, 0.0
+        for sequence, part in self._prefilling:
+            tokens += part
+            pairs += part * (sequence.computed + 0.5 * part)
+        bare_s = costs.step_s(len(self._decoding), float(self._context_tokens))
+        self.believed_s = self.believed_s * FADE + bare_s + costs.tokens_s(tokens, pairs)
+        self.actual_s = self.actual_s * FADE + step_s
 
     def end_step(self, now_s: float) -> list[Event]:
         """End the step in progress; nothing runs until `begin_step`."""

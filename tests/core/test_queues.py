@@ -98,10 +98,17 @@ def test_a_new_estimate_keeps_the_tier_until_it_is_decided_anew() -> None:
 
 def test_several_replicas_hand_out_more_service() -> None:
     rows = [(str(i), 0.0, 2.0, 4.0) for i in range(8)]
-    queue = filled("mh", rows, hysteresis=0.0)
+    queue = filled("mh", rows, rho=0.0, hysteresis=0.0)
     assert queue.tiers == (2, 6)
     queue.retier(0.0, capacity=4.0)  # they begin 0.5 s after each other, and each still takes its 2 s
     assert queue.tiers == (5, 3)
+
+
+def test_tier_one_does_without_the_share_of_tier_two() -> None:
+    rows = [("a", 0.0, 1.0, 2.0), ("b", 0.0, 1.0, 2.0)]
+    assert filled("mh", rows, rho=0.5, hysteresis=0.0).tiers == (2, 0)
+    # beside a late one only half of the service is theirs: the second begins after 2 s
+    assert filled("mh", [*rows, ("late", 0.0, 9.0, 1.0)], rho=0.5, hysteresis=0.0).tiers == (1, 2)
 
 
 def test_after_its_age_nobody_overtakes() -> None:

@@ -59,12 +59,11 @@ class Bench:
         return {name: [one[name] for one in found] for name in found[0]}
 
     def load_at(self, spec: CascadeSpec, variant: VariantSpec, violations: float, step_per_s: float) -> float:
-        """The highest rate, on a grid, at which the share of violations, mean over three seeds, is at most this."""
-        few = replace(spec, seeds=spec.seeds[:3])
+        """The highest rate, on a grid, at which the share of violations, mean over the seeds, is at most this."""
         low, high = 0, round((spec.high_per_s - spec.low_per_s) / step_per_s)
         while high - low > 1:
             middle = (low + high) // 2
-            if mean(self.cell(few, variant, round(spec.low_per_s + middle * step_per_s, 3))["violations"]) <= violations:
+            if mean(self.cell(spec, variant, round(spec.low_per_s + middle * step_per_s, 3))["violations"]) <= violations:
                 low = middle
             else:
                 high = middle
