@@ -21,6 +21,7 @@ NODES_MAX = 1 << 20
 TEXTS_MAX = 16  # prompts that part ways within one engine block
 SLACK = 1.1
 LEARNING = 0.1
+LATE = 0.9  # of a prompt's length: chain enough, when its events came after its end
 RATIO_MIN, RATIO_MAX = 0.25, 4.0  # tokens of a prompt by the engine's count, over our own
 
 
@@ -51,9 +52,9 @@ class Block:
 
 
 class _Claim:
-    """A prompt of ours; `done` once its chain is known, or cannot be known any more."""
+    """A prompt of ours; `done` once its chain is known, or cannot be known any more; `over` if it ended before its events."""
 
-    __slots__ = ("block_tokens", "done", "prefix", "prompt_tokens", "session", "tail")
+    __slots__ = ("block_tokens", "done", "over", "prefix", "prompt_tokens", "session", "tail")
 
     def __init__(self, job: Sent) -> None:
         self.prefix = job.prefix
@@ -61,7 +62,7 @@ class _Claim:
         self.prompt_tokens = job.prompt_tokens
         self.session = job.session
         self.tail: Hash | None = None
-        self.done = False
+        self.done = self.over = False
 
 
 class KvView:
@@ -84,7 +85,7 @@ class KvView:
         return len(self._blocks)
 
     def __repr__(self) -> str:
-        open_claims = sum(not claim.done for claim in self._claims.values())
+        open_claims = sum(not (claim.done or claim.over) for claim in self._claims.values())
         return f"<KvView {len(self._blocks)} blocks, {self.tokens} tokens, {open_claims} not joined>"
 
     # -- what we do
@@ -113,11 +114,16 @@ class KvView:
         claim = self._claims.get(request_id)
         if claim is None:
             return
-        if request_id in self._computed:
+        if request_id in self._computed and claim.tail is not None:
             self._join(request_id, claim)
-        elif not claim.done:
+        elif not claim.done and claim.tail is not None:
             self._join(request_id, claim, claim.prompt_tokens * self._ratio)
-        self._forget(request_id)
+        if claim.done:
+            self._forget(request_id)
+        else:  # its events are on their way, or were for somebody else
+            claim.over = True
+            self._computed.discard(request_id)
+            self._leave_session(request_id, claim)
 
     # -- what the engine says
 
@@ -139,11 +145,15 @@ class KvView:
                 self._join(request_id, claim)
             else:
                 claim.tail = hashes[-1]
+                if claim.over:
+                    self._join_late(request_id, claim)
 
     def removed(self, hashes: Iterable[Hash]) -> None:
         """Blocks that are no longer there, and with them the text that they hold."""
         for request_id in [*self._computed]:
-            self._join(request_id, self._claims[request_id])
+            claim = self._claims[request_id]
+            if claim.tail is not None:
+                self._join(request_id, claim)
         gone: list[int] = []
         for name in hashes:
             block = self._blocks.pop(name, None)
@@ -153,7 +163,7 @@ class KvView:
         if gone:
             self.index.drop(gone)
         if self._block_tokens:
-            pending = sum([claim.prompt_tokens for claim in self._claims.values() if not claim.done])
+            pending = sum([claim.prompt_tokens for claim in self._claims.values() if not (claim.done or claim.over)])
             most = SLACK * (self.tokens / self._ratio + pending) / self._block_tokens
             self.index.keep(int(most) + 1)
 
@@ -189,6 +199,14 @@ class KvView:
         _assign(chain, claim.prefix, claim.block_tokens * ratio)
         self.index.touch(claim.prefix)
 
+    def _join_late(self, request_id: str, claim: _Claim) -> None:
+        """Once the chain is as long as such prompts are."""
+        assert claim.tail is not None
+        whole = claim.prompt_tokens * self._ratio
+        if sum([block.tokens for block in self._chain(claim.tail)]) >= LATE * whole:
+            self._join(request_id, claim, whole)
+            self._forget(request_id)
+
     def _whose(self, session: str) -> str:
         """The request that an event is about; with several in one session nobody can tell, so none of them is joined."""
         if session in self._claims:
@@ -203,8 +221,12 @@ class KvView:
     def _forget(self, request_id: str) -> None:
         claim = self._claims.pop(request_id, None)
         self._computed.discard(request_id)
-        if claim is not None and claim.session:
-            mine = self._sessions[claim.session]
+        if claim is not None:
+            self._leave_session(request_id, claim)
+
+    def _leave_session(self, request_id: str, claim: _Claim) -> None:
+        mine = self._sessions.get(claim.session, [])
+        if request_id in mine:
             mine.remove(request_id)
             if not mine:
                 del self._sessions[claim.session]

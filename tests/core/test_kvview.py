@@ -87,6 +87,26 @@ def test_without_a_first_token_seen_the_chain_ends_where_such_prompts_do() -> No
     assert made.index.hit_blocks((1, 2)) == 1
 
 
+def test_events_that_come_after_the_end_are_joined_as_well() -> None:
+    for tells_first_token in (True, False):
+        made = view()
+        send(made, "a", (1, 2), rest=0)
+        if tells_first_token:
+            made.computed("a")
+        made.gone("a")
+        blocks = chain("x", 12)
+        made.stored("a", blocks[:4], None, 16)
+        assert made.joined == 0, "half a prompt"
+        made.stored("a", blocks[4:8], blocks[3], 16)
+        assert made.joined == 1
+        for place in range(8, 12):
+            made.stored("a", [blocks[place]], blocks[place - 1], 16)
+        made.removed(blocks[8:])
+        assert made.index.hit_blocks((1, 2)) == 2
+        made.removed(blocks[4:5])
+        assert made.index.hit_blocks((1, 2)) == 1
+
+
 def test_a_shared_block_counts_for_every_text_in_it() -> None:
     made = view()
     shared = chain("s", 4)
