@@ -17,7 +17,7 @@ REMOTE = Tier("remote, 25 Gbit/s", 3.1e9, 0.01)
 
 
 def few(spec: CascadeSpec) -> CascadeSpec:
-    """Three seeds."""
+    """Three seeds at most."""
     return replace(spec, seeds=spec.seeds[:3])
 
 
@@ -94,7 +94,7 @@ def fairness(bench: Bench) -> Section:
     capacity, _ = anchors(bench, bench.spec("qwen72b"))
     lines = ["The paper has SJF's Jain index (over sizes) fall to about 0.6 under heavy load. Ours:"]
     least = 1.0
-    for name, loads in (("qwen72b", (6.0, 9.0, 12.0, 18.0)), ("long", (1.0, 2.0, 4.0, 6.0))):
+    for name, loads in (("qwen72b", (6.0, 9.0, 12.0, 18.0)), ("long", (2.0, 4.0, 9.0, 18.0))):
         spec = few(bench.spec(name))
         rates = [rate_of(load, capacity) for load in loads]
         variants = [spec.variant("SJF"), spec.variant("MH"), replace(spec.variant("MH"), label="MH, alpha 1", alpha=1.0)]
@@ -107,8 +107,24 @@ def fairness(bench: Bench) -> Section:
                 least = min(least, *(mean(cell["jain_sizes"]) for cell in cells))
         lines += ["", f"{spec.name}; {seeds_of(spec)}. Cells: goodput per s / Jain over sizes / worst quarter by size."]
         lines += table(["variant", *(f"{rate / capacity:.2g} ({rate:.1f}/s)" for rate in rates)], rows)
-    lines.append(f"The least that SJF came to is {least:.2f}.")
+        lines.append(_behind(bench, spec, rates, capacity))
+    lines += [
+        "",
+        f"The least that SJF's index came to is {least:.2f}: the paper's 0.6 "
+        + ("was not seen." if least > 0.6 else "is reached."),
+    ]
     return Section("E9: fairness far beyond capacity", lines, {"sjf_jain_least": least})
+
+
+def _behind(bench: Bench, spec: CascadeSpec, rates: list[float], capacity: float) -> str:
+    """At which of these loads SJF has the higher goodput."""
+    ours, theirs = (
+        [mean(bench.cell(spec, spec.variant(label), rate)["goodput_per_s"]) for rate in rates] for label in ("MH", "SJF")
+    )
+    lost = [f"{rate / capacity:.2g}" for rate, a, b in zip(rates, ours, theirs, strict=True) if b > a]
+    return (
+        f"SJF has more goodput than MH at {', '.join(lost)} x capacity." if lost else "MH has the more goodput at each of them."
+    )
 
 
 def _fair(cell: dict[str, list[float]]) -> str:
