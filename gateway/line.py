@@ -122,6 +122,7 @@ class Line:
 
     def __init__(self, rule: ModelSpec) -> None:
         self.share: Share | None = None
+        self.shared_tokens = [0, 0]  # sent of each tier while both had somebody
         self._list: list[Ticket] = []
         self._held: dict[str, Held] = {}
         self._queue: TieredQueue | None = None
@@ -216,6 +217,7 @@ class Line:
         if first and second and self.share is not None:
             tokens = ticket.job.prompt_tokens
             self.share.count(tokens if tier == 1 else 0, tokens if tier == 2 else 0)
+            self.shared_tokens[tier - 1] += tokens
         return tier
 
     # -- the order
