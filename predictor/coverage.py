@@ -10,8 +10,8 @@ from collections import deque
 
 WINDOW = 400
 PRIOR = 12.0  # scores that the foretold spread counts for
-STEP = 0.01
-SHIFT_MAX = 0.08  # of a level
+STEP = 0.015
+SHIFT_MAX = 0.2  # of a level
 CUT_EXCESS = 0.5  # how far beyond, in spreads, an answer that was cut off is taken to be where none went further
 TAILS = {0.1: -1.0, 0.5: 0.0, 0.9: 1.0}
 
@@ -38,18 +38,19 @@ class Coverage:
         below = int(place)
         above = min(below + 1, count - 1)
         found = self._sorted[below] + (place - below) * (self._sorted[above] - self._sorted[below])
-        return (count * found + PRIOR * TAILS[quantile]) / (count + PRIOR)
+        prior = PRIOR * (1.0 - count / WINDOW)
+        return (count * found + prior * TAILS[quantile]) / (count + prior)
 
     def saw(self, score: float, covered: dict[float, bool], cut: bool) -> None:
         """An answer's score, and below which of its quantiles it lay. One that was cut off is longer than it seems."""
         if cut:
             score = self._beyond(score)
-        else:
-            self.total += 1
-            self.hits += covered[0.9]
-            for quantile, hit in covered.items():
-                moved = self._levels[quantile] + STEP * (quantile - hit)
-                self._levels[quantile] = min(max(moved, -SHIFT_MAX), SHIFT_MAX)
+            covered = {quantile: score <= self.factor(quantile) for quantile in TAILS}
+        self.total += 1
+        self.hits += covered[0.9]
+        for quantile, hit in covered.items():
+            moved = self._levels[quantile] + STEP * (quantile - hit)
+            self._levels[quantile] = min(max(moved, -SHIFT_MAX), SHIFT_MAX)
         self._latest.append(score)
         insort(self._sorted, score)
         if len(self._latest) > WINDOW:
@@ -59,5 +60,5 @@ class Coverage:
         """The middle of the scores above: where an answer may have ended that had got so far."""
         at = bisect_right(self._sorted, score)
         if at == len(self._sorted):
-            return score + CUT_EXCESS
+            return max(score + CUT_EXCESS, 0.0)
         return self._sorted[(at + len(self._sorted)) // 2]

@@ -96,12 +96,10 @@ class Offsets:
         """To be added."""
         return self._known.get(source, 0.0)
 
-    def saw(self, mixed: Mixed, log: float, cut: bool) -> None:
-        """An answer. One that was cut off before what was guessed says nothing."""
+    def saw(self, mixed: Mixed, log: float) -> None:
+        """An answer of that log length."""
         for source, raw in mixed.raw.items():
             left = self._left.setdefault(source, deque(maxlen=OFFSETS_KEPT))
-            if cut and log < raw + self.of(source):
-                continue
             left.append(log - raw)
             if len(left) < OFFSETS_KEPT or not len(left) % 4:
                 self._known[source] = median(left) * len(left) / (len(left) + OFFSET_PRIOR)
@@ -146,15 +144,13 @@ class Learner:
             return Mixed(running, "running", running, middles, raw, inputs, cues.words, middle, below, above, blended)
         return Mixed(blended, layer, running, middles, raw, inputs, cues.words, middle, below, above, blended)
 
-    def learn(self, mixed: Mixed, log: float, cut: bool) -> None:
-        """An answer that was foretold like that."""
+    def learn(self, mixed: Mixed, log: float, cut: bool) -> float:
+        """An answer that was foretold like that. Returns its log length; of one that was cut off, the one to be expected."""
         blended, middles = mixed.blended, mixed.middles
-        if cut and log < blended[1]:
-            return  # it might have become as long as foretold
         self.answers += 1
-        ended = log if not cut else max(log + 0.2, blended[1])
+        ended = _expected(log, mixed.middle, 1.25 * self._width if self.answers > 20 else 1.0) if cut else log
         score = (log - mixed.middle) / (mixed.above if log > mixed.middle else mixed.below)
-        covered = {quantile: log <= told for quantile, told in zip((0.1, 0.5, 0.9), blended, strict=True)}
+        covered = {quantile: log <= told + 1e-9 for quantile, told in zip((0.1, 0.5, 0.9), blended, strict=True)}
         self._coverage.saw(score, covered, cut)
         lost = abs(ended - mixed.middle)
         for name in LAYERS:
@@ -167,6 +163,7 @@ class Learner:
         losses[2] = KEEP * losses[2] + 1.0
         self._width += (lost - self._width) / min(self.answers, 200)
         self._regression.learn(mixed.inputs, mixed.words, ended - middles["online"], ended - middles["words"])
+        return ended
 
     def report(self) -> tuple[tuple[LayerReport, ...], float, float]:
         """The layers, and the pinball losses of what was told and of running quantiles."""
@@ -214,6 +211,17 @@ class Learner:
         factors = [self._coverage.factor(quantile) for quantile in (0.1, 0.5, 0.9)]
         q10, q50, q90 = sorted([middle + factor * (above if factor > 0.0 else below) for factor in factors])
         return q10, q50, q90
+
+
+def _expected(log: float, middle: float, sigma: float) -> float:
+    """The mean of what is normal around `middle`, given that it is more than `log` (Buckley and James's way with answers cut
+    off): so they pull up as much as the shorter ones that were not cut off pull down."""
+    sigma = max(sigma, SPREAD_MIN)
+    reached = (log - middle) / sigma
+    if reached > 5.0:
+        return log + 0.2 * sigma
+    alive = 0.5 * math.erfc(reached / math.sqrt(2.0))
+    return middle + sigma * math.exp(-0.5 * reached * reached) / math.sqrt(2.0 * math.pi) / alive
 
 
 def pinball(log: float, quantiles: Triple) -> float:

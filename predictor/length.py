@@ -76,9 +76,8 @@ class LengthTagger:
         tokens = min(output_tokens, TOKENS_MAX)
         self._running.saw(tag.model, tag.route, tokens, truncated=truncated)
         if tag.mixed is not None:
-            log = math.log(tokens)
-            self._offsets_of(tag.model, tag.route).saw(tag.mixed, log, truncated)
-            self._learner(tag.model).learn(tag.mixed, log, truncated)
+            ended = self._learner(tag.model).learn(tag.mixed, math.log(tokens), truncated)
+            self._offsets_of(tag.model, tag.route).saw(tag.mixed, ended)
 
     def report(self, model: str) -> Report:
         """Which layers are on for a model, and why."""

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("LEEWAY_CACHE", ".bench")) / "lengths")
     parser.add_argument("--no-minilm", action="store_true", help="leave the MiniLM baselines out (embedding takes minutes)")
     parser.add_argument("--quick", action="store_true", help="only the tagger's own rows: cold, after 30, and streams")
+    parser.add_argument("--parts", type=int, default=FOLDS, help=f"how many of the {FOLDS} parts of a trained row are asked")
     parser.add_argument("--only", help="only this trained row: llama8b, qwen72b, sharegpt_own, a source")
     args = parser.parse_args()
     folder = Path(os.environ.get("LEEWAY_DATA", "data"))
@@ -56,7 +57,7 @@ def main() -> None:
         for key, (name, chosen) in _settings(rows).items():
             if args.only in (None, key):
                 with_embedding = embeddings if key in AIMED else {}
-                _trained(key, name, models.part_of(rows.rows(chosen), with_embedding), figures)
+                _trained(key, name, models.part_of(rows.rows(chosen), with_embedding), figures, args.parts)
     if args.only is None:
         if not args.quick:
             _noise(rows, folder)
@@ -93,7 +94,7 @@ def _embeddings(rows: Table, home: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _trained(key: str, name: str, part: models.Part, figures: Figures) -> None:
+def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: int) -> None:
     """Throw-away models, each row foretold by one that saw no row of its group."""
     chats = bool(part.numbers[:, models.FEATURES.index("replies")].any())
     baselines = {**models.BASELINES, **(models.WITH_HISTORY if chats else {})}
@@ -101,14 +102,17 @@ def _trained(key: str, name: str, part: models.Part, figures: Figures) -> None:
         baselines |= {**models.WITH_EMBEDDING, **(models.WITH_BOTH if chats else {})}
     fold = folds(part.groups, FOLDS, 0)
     told = {label: np.zeros(len(part.truth)) for label in (*baselines, *models.OURS)}
-    for number in range(FOLDS):
+    for number in range(parts):
         there = fold == number
         seen, asked = part.rows(~there), part.rows(there)
         for label, predictor in {**baselines, **models.OURS}.items():
             told[label][there] = predictor(seen, asked)
+    if parts < FOLDS:
+        asked_at_all = fold < parts
+        part, told = part.rows(asked_at_all), {label: way[asked_at_all] for label, way in told.items()}
     found = {label: scores(part.truth, way, part.sources) for label, way in told.items()}
     left_out = "" if part.embedded is not None else " (MiniLM baselines left out)"
-    print(table(f"{name}: {len(part.truth)} answers, {FOLDS} folds by group{left_out}", found))
+    print(table(f"{name}: {len(part.truth)} answers, {parts} of {FOLDS} parts by group{left_out}", found))
     _compare(key, part, told, found, list(baselines), figures)
 
 
