@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -43,6 +43,12 @@ PROMPTS = (
     "Here is my code:\n```python\n" + "def f(x):\n    return x + 1\n" * 20 + "```\nWhy is it slow? Rewrite it.",
     "You are an agent. " + "Tools are described at length in this part of the prompt. " * 300 + "\nNow list the files.",
 )
+
+
+async def pause(wait_s: float) -> None:
+    """Let time pass."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), wait_s)
 
 
 def body(text: str, **fields: object) -> bytes:
@@ -150,7 +156,7 @@ async def in_service(seconds: float) -> dict[str, float]:
             told.set_result(None)
 
     while loop.time() < end_s:
-        await asyncio.sleep(rng.expovariate(RATE_PER_S))
+        await pause(rng.expovariate(RATE_PER_S))
         asked += 1
         question(ends_of(body(PROMPTS[asked % len(PROMPTS)] + f" ({asked})")))
     await asyncio.gather(*done)
@@ -170,7 +176,7 @@ async def paced(call: Call) -> None:
     if b"paced" in call.body:
         while not call.gone.is_set():
             call.events(event(f"@{time.monotonic_ns()}@"))
-            await asyncio.sleep(EVENT_S)
+            await pause(EVENT_S)
         return
     call.end_events(event("short"), FINISH, DONE)
 
@@ -214,7 +220,7 @@ class Client:
         requests: list[asyncio.Task[None]] = []
         end_s = loop.time() + seconds
         while loop.time() < end_s:
-            await asyncio.sleep(rng.expovariate(RATE_PER_S))
+            await pause(rng.expovariate(RATE_PER_S))
             requests.append(asyncio.create_task(self.request()))
         await asyncio.gather(*requests)
         for stream in streams:
@@ -230,7 +236,7 @@ async def port_of(path: Path) -> int:
             said = json.loads(line)
             if said["event"] == "listening":
                 return int(said["data"].removeprefix("port "))
-        await asyncio.sleep(0.1)
+        await pause(0.1)
     raise TimeoutError(path.read_text())
 
 
@@ -258,7 +264,7 @@ async def relay(rounds: int, home: Path) -> dict[str, float]:
         running([*command, str(home / "off.toml")], core=0, output=logs["off"]),
     ):
         clients = {mode: Client(await port_of(home / f"{mode}.log")) for mode in delays}
-        await asyncio.sleep(3.0)  # models are loaded
+        await pause(3.0)  # models are loaded
         for number in range(rounds):
             for mode in sorted(delays, reverse=number % 2 == 1):
                 delays[mode].append(await clients[mode].round(ROUND_S, random.Random(number)))
