@@ -195,15 +195,15 @@ def test_its_events_tell_what_it_holds(tiered: Tiered, folder: Path) -> None:
         for ending in ("one", "two"):
             answer = Stream(gateway.target, PATH, body(long + ending, 200)).result()
             assert answer.status == 200, answer.body
-        wait_until(lambda: counter_of(gateway, "leeway_backend_kv_joined_total") >= 2, 10.0, "prompts are joined with blocks")
+        wait_until(lambda: counter_of(gateway, "leeway_backend_kv_joined_total") >= 2, 30.0, "prompts are joined with blocks")
         held = counter_of(gateway, "leeway_backend_kv_tokens")
         assert held >= 512
-        wait_until(lambda: view.tokens == counter_of(gateway, "leeway_backend_kv_tokens"), 10.0, "both readers agree")
+        wait_until(lambda: view.tokens == counter_of(gateway, "leeway_backend_kv_tokens"), 30.0, "both readers agree")
         assert (feed.ledger.gaps, feed.ledger.malformed) == (0, 0)
         forget_prefixes(server)
         text_of(server, body("something short", 2))  # events go out with a step
-        wait_until(lambda: counter_of(gateway, "leeway_backend_kv_tokens") < 128, 10.0, "the gateway has forgotten them")
-        wait_until(lambda: view.tokens < 128, 10.0, "and so has the other reader")
+        wait_until(lambda: counter_of(gateway, "leeway_backend_kv_tokens") < 128, 30.0, "the gateway has forgotten them")
+        wait_until(lambda: view.tokens < 128, 30.0, "and so has the other reader")
 
 
 def counter_of(gateway: Gateway, name: str) -> float:
