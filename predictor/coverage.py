@@ -10,6 +10,7 @@ from collections import deque
 
 WINDOW = 400
 PRIOR = 12.0  # scores that the foretold spread counts for
+MIDDLE_PRIOR = 60.0  # ... for the middle, which the layers have learnt already
 STEP = 0.015
 SHIFT_MAX = 0.2  # of a level
 CUT_EXCESS = 0.5  # how far beyond, in spreads, an answer that was cut off is taken to be where none went further
@@ -38,7 +39,7 @@ class Coverage:
         below = int(place)
         above = min(below + 1, count - 1)
         found = self._sorted[below] + (place - below) * (self._sorted[above] - self._sorted[below])
-        prior = PRIOR * (1.0 - count / WINDOW)
+        prior = (PRIOR if TAILS[quantile] else MIDDLE_PRIOR) * (1.0 - count / WINDOW)
         return (count * found + prior * TAILS[quantile]) / (count + prior)
 
     def saw(self, score: float, covered: dict[float, bool], cut: bool) -> None:

@@ -187,6 +187,10 @@ def stacked(part: Part, asked: Part) -> np.ndarray:
     pieces.fit([text[:1000] for text in part.texts])
     views = [(part.words, asked.words), _tfidf(part, asked)]
     views.append(tuple(pieces.transform([text[:1000] for text in one.texts]) for one in (part, asked)))
+    if part.numbers[:, FEATURES.index("replies")].any():
+        context = [[_said_before(one, number) for number in one.table.prompt] for one in (part, asked)]
+        made = TfidfVectorizer(min_df=3, sublinear_tf=True, max_features=20_000).fit(context[0])
+        views.append(tuple(made.transform(texts) for texts in context))
     if part.embedded is not None:
         views.append((part.embedded, asked.embedded))
     for seen, wanted in views:
@@ -200,6 +204,11 @@ def stacked(part: Part, asked: Part) -> np.ndarray:
         left.append(column)
         right.append(told)
     return boosted(np.column_stack(left), part.truth, np.column_stack(right), SEEDS)
+
+
+def _said_before(part: Part, number: int) -> str:
+    prompt = part.table.prompts[number]
+    return f"{prompt.first[:500]} {prompt.view.reply_tail}"
 
 
 BASELINES: dict[str, Predictor] = {
