@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.jobs import Job
+from predictor.forecast import Forecast
 from predictor.instance import Instance
 from predictor.mirror import Mirror
 from predictor.pace import COMMON_MIN, Pace
+from predictor.picture import counted
 from predictor.prefill import StepCosts, step_costs
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Finished, FirstToken, LengthEstimate, Request
@@ -306,3 +308,16 @@ def test_a_snapshot_is_a_state_that_a_what_if_takes() -> None:
     assert len(snapshot.running) <= LIMITS.max_num_seqs
     assert snapshot.free_blocks == 1000 - 44 * len(snapshot.running)
     assert all(who.computed_tokens < who.prompt_tokens for who in snapshot.waiting)
+
+
+def test_counts_are_those_of_the_what_if() -> None:
+    made = Mirror(PROFILE, LIMITS)
+    for number in range(12):
+        made.dispatched(job(str(number), 300 + number, 20), 0, 0.0)
+    for at_s, name in ((0.5, "0"), (0.6, "1")):
+        made.first_token(name, at_s)
+    forecast = Forecast(PROFILE, LIMITS)
+    forecast.load(made.snapshot(0.7))
+    replied, told = forecast.reply(Request("x", 10, 10, 0.7)), counted(made.seats, LIMITS, 0.7)
+    for name in ("running", "waiting", "free_blocks", "waiting_blocks", "queued_tokens"):
+        assert getattr(told, name) == getattr(replied, name), name

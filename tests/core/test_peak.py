@@ -32,3 +32,10 @@ def test_some_by_hand() -> None:
     assert PeakCurve([], 0).with_one(5, 10) == 15
     assert PeakCurve([(10, 100)], 0).with_one(1, 50) == 152, "both gain one, then one leaves with 51"
     assert PeakCurve([(1, 50)], 7).with_one(10, 100) == 159
+
+
+def test_how_long_memory_has_to_be_waited_for() -> None:
+    """Requests of 100 tokens that end after 10, 20 and 30 steps: the peaks with one, two, three of them are 130, 240, 330."""
+    curve = PeakCurve([(20, 100), (30, 100), (10, 100)], 0)
+    assert [curve.steps_until(tokens) for tokens in (330, 329, 240, 239, 130, 129, 0)] == [0, 10, 10, 20, 20, 30, 30]
+    assert PeakCurve([], 0).steps_until(5) == 0

@@ -93,6 +93,20 @@ def test_one_waits_for_the_holder_of_its_prefix() -> None:
     assert planned(line[:1], there, 0.0625) == [("again", "a")], "its last chunk is under way: a is open"
 
 
+@pytest.mark.parametrize(("prompt", "goes_to"), [(3000, "a"), (7400, "b")])
+def test_memory_that_is_long_waited_for_sends_one_elsewhere(prompt: int, goes_to: str) -> None:
+    """The faster one is cheaper, unless its KV is full for a thousand steps."""
+    slow = StepProfile(0.013, 130e-6, 50e-6, 0.0)
+    there = lanes(2, (PROFILE, slow))
+    for lane, tokens in zip(there, (prompt, 100), strict=True):
+        for name in ("one", "two"):
+            lane.mirror.dispatched(job(name, tokens, 1000), 0, 0.0)
+        for name in ("one", "two"):
+            lane.mirror.first_token(name, 4.0)
+    assert there[0].mirror.fits(job("new", 1500), 0.0) == (goes_to == "a")
+    assert planned([ticket(job("new", 1500))], there, 4.5) == [("new", goes_to)]
+
+
 def test_what_is_not_worth_the_wait_goes_elsewhere() -> None:
     there = lanes(2)
     hold_prefix(there[0])
