@@ -29,6 +29,8 @@ SPREAD_MIN = 0.08
 LOG_MAX = math.log(1_000_000)
 DISTRUST = 0.02  # by how much more than running quantiles the whole may lose before these are told instead
 _SHARES = frozenset(("digits", "capitals", "signs", "wide"))
+SHARE_MIN = 0.1
+_FIRST_TRAINED = 2  # place of the first trained layer among the regression's inputs
 _SPECIALS = 4  # inputs of the regression beside the features
 
 
@@ -50,20 +52,25 @@ def usable(source: str, guess: Guess) -> bool:
 @dataclass(frozen=True, slots=True)
 class LayerReport:
     """One layer: whether it counts, its weight, its mean absolute error in log tokens (NaN: none yet), answers it was
-    there for. It is off where its weight is below OFF: others were better, or it has not been there."""
+    there for, and, of a trained one, its share in what the regression says. It is off where its weight is below OFF (others
+    were better, or it has not been there) and the regression makes next to nothing of it either."""
 
     name: str
     on: bool
     weight: float
     error: float
     answers: int
+    share: float = 0.0
 
     @property
     def why(self) -> str:
         """For people."""
         if not self.answers:
             return "nothing seen yet" if self.on else "has not been there"
-        return f"{'on' if self.on else 'off'}: error {self.error:.3f} over {self.answers} answers, weight {self.weight:.2f}"
+        share = f", share in the regression {self.share:.2f}" if self.name in TRAINED else ""
+        return (
+            f"{'on' if self.on else 'off'}: error {self.error:.3f} over {self.answers} answers, weight {self.weight:.2f}{share}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +180,16 @@ class Learner:
         for name in LAYERS:
             share = weights.get(name, 0.0)
             error = self._losses[name] / weight if weight and self._seen[name] else math.nan
-            rows.append(LayerReport(name, share > 0.0, share, error, self._seen[name]))
+            within = self._share(name) if weights.keys() & {"online", "words"} else 0.0
+            rows.append(LayerReport(name, share > 0.0 or abs(within) >= SHARE_MIN, share, error, self._seen[name], within))
         return tuple(rows), told / weight if weight else math.nan, running / weight if weight else math.nan
+
+    def _share(self, name: str) -> float:
+        """What the regression makes of one more log token told by a trained layer."""
+        there = [source for source in TRAINED if self._seen[source]]
+        if name not in there:
+            return 0.0
+        return 1.0 / (1 + len(there)) + self._regression.weight(_FIRST_TRAINED + TRAINED.index(name))
 
     def _weights(self, there: Mapping[str, float], known: int) -> dict[str, float]:
         """Of the layers that are there and on; they sum up to 1."""

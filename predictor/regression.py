@@ -37,6 +37,10 @@ class Regression:
         weights = self._words
         return dense, sum([weights[word] for word in words]) / math.sqrt(len(words))
 
+    def weight(self, place: int) -> float:
+        """Of one input."""
+        return self._weights[place]
+
     def learn(self, inputs: Sequence[float], words: Sequence[int], dense_left: float, words_left: float) -> None:
         """What the prediction by the inputs left, and what the one with words left: truth minus prediction."""
         self._learn_inputs(inputs, min(max(dense_left, -CLIP), CLIP))
