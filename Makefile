@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps paper-multimodel own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -117,6 +117,9 @@ paper-astrolabe: $(READY)  ## the Astrolabe paper's experiments and ours in simu
 
 paper-cascade: $(READY)  ## CASCADE's experiments and ours in simulation (LEEWAY_DATA: the traces); kept results are used again
 	$(BIN)/python examples/papers/cascade/cascade_run.py $(PAPER_ARGS)
+
+paper-multimodel: $(READY)  ## many models on few GPUs: swap costs, offloading, schedulers in simulation (minutes)
+	$(BIN)/python examples/papers/multimodel/run.py $(PAPER_ARGS)
 
 lock: $(READY)  ## renew the pinned versions
 	$(BIN)/pip install --quiet uv==0.13.9

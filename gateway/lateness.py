@@ -48,8 +48,8 @@ class Prices:
 
     horizon_s: float = 60.0
     miss_s: float = 20.0
-    late_weight: float = 0.25
-    starve_s: float = 120.0
+    late_weight: float = 0.05
+    starve_s: float = 240.0
     starve_weight: float = 100.0
 
 

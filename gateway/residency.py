@@ -1,8 +1,9 @@
 """What the swap planner reads and says: devices, models with their demand, who lies where; steps, plans, actions. Pure.
 
 Times are seconds from now. A *step* brings one model onto one device: those that must leave are cut off (`cut_s`), drain
-or are paused, go out, it comes in (`ready_s`); a *visit* ends at `until_s` and those that left come back. It must never
-act: an executor carries out what is due and tells the next view what became of it.
+or are paused, go out, it comes in (`ready_s`); a *visit* ends at `until_s` and those that left come back. Mode `idle` waits
+for a moment when nobody is there, expected at `cut_s`. It must never act: an executor carries out what is due and tells the
+next view what became of it.
 """
 
 import math
@@ -15,7 +16,7 @@ from predictor.cost import Place
 from predictor.offload import Footprint, OffloadCurve
 
 NEVER = math.inf
-Mode = Literal["drain", "preempt"]
+Mode = Literal["drain", "idle", "preempt"]
 Kind = Literal["load", "wake", "unload", "sleep", "pause", "resume", "prefetch"]
 
 
@@ -60,9 +61,9 @@ class Tenant:
         return (not self.devices or device.name in self.devices) and device.host in self.service
 
     def load(self) -> float:
-        """The share of one replica that it keeps busy."""
-        steady = max(service.steady_per_s for service in self.service.values())
-        return 1.0 if self.demand.waiting else min(self.demand.rate_per_s / steady, 1.0)
+        """The share of the time in which somebody runs on a replica of it, with as many slots as requests."""
+        hold_s = min(service.hold_s for service in self.service.values())
+        return 1.0 if self.demand.waiting else 1.0 - math.exp(-self.demand.rate_per_s * hold_s)
 
     def slowdown(self, fraction: float) -> float:
         """How many times as long a token takes with that part of its layers on the device."""
@@ -100,14 +101,15 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """`dwell_s` is the least time on a device, `swap_s` what any swap costs beside what it saves, `churn` the weight of
-    swap seconds times the rate that they displace. `width` and `steps` bound the search, `looks` over the number of models
-    its candidates in all."""
+    """`dwell_s` is the least time on a device, `swap_s` what a swap costs beside what it saves, `interrupt_s` what cutting
+    off a busy model costs beside that, `churn` the weight of swap seconds times the rate that they displace. `width` and
+    `steps` bound the search, `looks` over the number of models its candidates in all."""
 
     prices: Prices = field(default_factory=Prices)
-    dwell_s: float = 5.0
-    swap_s: float = 2.0
+    dwell_s: float = 1.0
+    swap_s: float = 5.0
     churn: float = 1.0
+    interrupt_s: float = 200.0
     steps: int = 3
     width: int = 10
     looks: int = 2400

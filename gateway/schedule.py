@@ -23,7 +23,8 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A step that could be taken. `guess` orders options before they are reckoned: lower looks better."""
+    """A step that could be taken. `guess` orders options before they are reckoned: lower looks better. `left` is the
+    share of the device's memory that stays free."""
 
     tenant: Tenant
     device: Device
@@ -33,6 +34,7 @@ class Option:
     cut_s: float
     visit: bool
     guess: float
+    left: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ or paused; staying there or for a visit; or beside the others with a part of the
 Only the models that a step touches are reckoned anew.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -21,6 +22,10 @@ LOOKS_MIN = 18  # states reckoned for one more step
 MODELS_MAX = 12  # beyond so many the search is narrow, and looks only at the LATEST models
 LATEST = 4
 COST_MIN = 1e-6
+HOPE = 0.9
+BUSY_MAX = 4.0  # requests at once, beyond which a replica is hardly ever idle
+LOAD_S = 2.0  # what a load costs that sends nobody away
+TIGHT_S = 10.0  # the tighter fit keeps room for the larger models
 LEAVER_S = 0.2  # an empty place is better than one where nobody is missed
 
 
@@ -44,7 +49,7 @@ class Planner:
         looks = max(settings.looks // max(len(self._tenants), 1) // settings.steps, LOOKS_MIN)
         width = settings.width if len(self._tenants) <= MODELS_MAX else 1
         frontier, best = [self.root], self.root
-        for _ in range(settings.steps):
+        for left in range(settings.steps - 1, -1, -1):
             options = [(state, option) for state in frontier for option in self._options(state)]
             if len(options) > looks:
                 options.sort(key=lambda pair: pair[0].cost_s + pair[1].guess)
@@ -56,6 +61,9 @@ class Planner:
                 break
             best = min(best, children[0], key=lambda state: state.cost_s)
             frontier = _distinct(children, width)
+            if width > 1 and left:
+                children.sort(key=lambda state: _hoped(state, left))
+                frontier = _distinct([*frontier[:width], *children[: 2 * width]], 3 * width)
         return self.plan_of(best)
 
     def plan_of(self, state: State) -> SwapPlan:
@@ -108,11 +116,12 @@ class Planner:
 
     def _window(self, tenant: Tenant, stay: Stay, on: Mapping[str, tuple[str, ...]]) -> Window:
         service = tenant.service[self._devices[stay.device].host]
-        slower = tenant.slowdown(stay.fraction)
-        for name in on[stay.device]:
+        slower = shared = tenant.slowdown(stay.fraction)
+        for name in on[stay.device]:  # who runs beside it slows its tokens, and so how soon slots come free
             if name != tenant.name:
-                slower *= 1.0 + self._loads[name]
-        return Window(stay.open_s, stay.close_s, stay.free_slots, service.start_per_s / slower, service.steady_per_s / slower)
+                shared *= 1.0 + self._loads[name]
+        steady = service.steady_per_s / shared
+        return Window(stay.open_s, stay.close_s, stay.free_slots, max(service.start_per_s / slower, steady), steady)
 
     def _some_day(self, tenant: Tenant) -> Window:
         """Beyond the horizon it is loaded somewhere."""
@@ -203,12 +212,31 @@ class Planner:
         if tenant.name in leaves or asked <= 0:
             return
         yield self._option(state, tenant, room, leaves, fraction, "drain", cut_s, visit=True)
+        idle_s = self._idle_s(room, leaves)
+        if max(idle_s, cut_s) < self._settings.prices.horizon_s:
+            yield self._option(state, tenant, room, leaves, fraction, "idle", max(idle_s, cut_s), visit=False)
+            if wide:
+                yield self._option(state, tenant, room, leaves, fraction, "idle", max(idle_s, cut_s), visit=True)
         if self._settings.preempt and paused:
             yield self._option(state, tenant, room, leaves, fraction, "preempt", cut_s, visit=True)
         later_s = max(self._started_s(state, other, room.device) for other in leaves) if wide else 0.0
         if later_s > 0:
             yield self._option(state, tenant, room, leaves, fraction, "drain", cut_s + later_s, visit=False)
             yield self._option(state, tenant, room, leaves, fraction, "drain", cut_s + later_s, visit=True)
+
+    def _idle_s(self, room: Room, leaves: tuple[str, ...]) -> float:
+        """Until nobody waits for or runs on any of these: the mean busy period of a queue with a server for each request."""
+        rate, busy, begin_s = 0.0, 0.0, 0.0
+        for other in leaves:
+            tenant, stay = self._tenants[other], room.present[other]
+            hold_s = tenant.service[room.device.host].hold_s
+            rate += tenant.demand.rate_per_s
+            busy += tenant.demand.rate_per_s * hold_s
+            waits_s = _serving_s(tenant.demand.count, stay.free_slots, tenant.service[room.device.host])
+            begin_s = max(begin_s, stay.drain_s, waits_s + hold_s if tenant.demand.waiting else 0.0)
+        if begin_s <= 0 or rate <= 0:
+            return begin_s
+        return NEVER if busy > BUSY_MAX else max((math.exp(busy) - 1) / rate, begin_s)
 
     def _option(
         self,
@@ -230,9 +258,13 @@ class Planner:
             harm += self._loads[other]
         if mode == "drain":
             begin_s += drain_s
+        elif mode == "idle":
+            harm *= 0.5
         harm *= horizon_s * (0.4 if visit else 1.0) * (2.0 if mode == "preempt" else 1.0)
         guess = harm - state.costs[tenant.name] * max(1 - begin_s / horizon_s, 0.0) * fraction
-        return Option(tenant, device, leaves, fraction, mode, cut_s, visit, guess)
+        gone = sum([room.sizes[other] for other in leaves])
+        left = max(room.free + gone - self._whole[tenant.name], 0.0) / device.memory_bytes
+        return Option(tenant, device, leaves, fraction, mode, cut_s, visit, guess, left)
 
     def _started_s(self, state: State, name: str, device: Device) -> float:
         """Seconds until all who wait for it have started."""
@@ -251,7 +283,8 @@ class Planner:
             swap_s += self._move_s(leaver, device, "gpu", leaver.rest)
             displaced += leaver.demand.rate_per_s
             paused += stay.running
-            drain_s = max(drain_s, self._drain_s(stay, other, device, cut_s))
+            if option.mode != "idle":
+                drain_s = max(drain_s, self._drain_s(stay, other, device, cut_s))
         ready_s = cut_s + swap_s + (drain_s if option.mode == "drain" else 0.0)
         until_s, back_s = NEVER, NEVER
         if option.visit:
@@ -262,8 +295,9 @@ class Planner:
             back_s = until_s + hold_s + return_s
             swap_s += return_s
         settings = self._settings
-        extra_s = state.extra_s + settings.swap_s * (2 if option.visit else 1) + settings.churn * swap_s * displaced
-        extra_s += LEAVER_S * len(leaves)
+        extra_s = state.extra_s + settings.churn * swap_s * displaced
+        extra_s += (settings.swap_s if leaves else LOAD_S) * (2 if option.visit else 1)
+        extra_s += TIGHT_S * option.left + LEAVER_S * len(leaves) + (settings.interrupt_s if drain_s > 0 else 0.0)
         if option.fraction < 1:  # their answers take longer
             come = tenant.demand.rate_per_s * max(min(settings.prices.horizon_s, until_s) - ready_s, 0.0)
             extra_s += (tenant.demand.count + come) * (hold_s - service.hold_s)
@@ -347,6 +381,11 @@ class Planner:
 def _serving_s(count: float, slots: float, service: Service) -> float:
     """Seconds until so many have started."""
     return min(count, slots) / service.start_per_s + max(count - slots, 0.0) / service.steady_per_s
+
+
+def _hoped(state: State, steps: int) -> float:
+    """What it would cost if each further step took most of one model's cost away: what was displaced may be brought back."""
+    return state.cost_s - HOPE * sum(sorted(state.costs.values(), reverse=True)[:steps])
 
 
 def _distinct(states: Sequence[State], width: int) -> list[State]:

@@ -1,0 +1,194 @@
+"""The swap planner in the simulation: what it may know of the world, and its due steps carried out. Pure.
+
+It knows nominal profiles, its own requests, and what its swaps and answers took so far; never the truth's factors nor an
+answer's length before it is over. It plans when somebody waits who cannot be started, no oftener than each `PAUSE_S`
+unless an engine has just got nothing to do.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+
+from gateway.lateness import Demand, Prices
+from gateway.residency import Device, PlanSettings, Residency, Resident, Service, Step, Tenant
+from gateway.sim.swap_rules import Decide, bring, feed, nothing_to_do, stranded
+from gateway.sim.swap_scenario import ModelSpec, SwapScenario
+from gateway.sim.swap_world import Engine, Gpu, Job, Swapped, World, footprint, kv_tokens
+from gateway.swaps import Planner
+from predictor.cost import GB, HostProfile, Place, SwapCosts
+from predictor.offload import from_ends
+
+PAUSE_S = 1.0
+RATE_TAU_S = 120.0
+DUE_S = 0.05
+STARVE_MARGIN = 0.8
+SETTINGS = PlanSettings(width=1, looks=300)  # of a plan that is made each second; the search of one that is shown is wider
+
+
+class _Learned:
+    """Running means of a model: arrivals, answers, drains."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.tokens, self.tokens_seen = spec.output_tokens, 4.0
+        self.token_s, self.hold_seen = (spec.base_ms + spec.decode_ms * spec.slots / 2) * 1e-3, 4.0
+        self.rate, self.rate_at_s = 0.0, 0.0
+        self.slack_s = spec.ttft_s
+
+    def arrived(self, job: Job, now_s: float) -> None:
+        self.rate = self.rate_per_s(now_s) + 1 / RATE_TAU_S
+        self.rate_at_s = now_s
+        self.slack_s += (job.ttft_target_s - self.slack_s) / 20
+
+    def rate_per_s(self, now_s: float) -> float:
+        return self.rate * math.exp(-(now_s - self.rate_at_s) / RATE_TAU_S)
+
+    def over(self, job: Job) -> None:
+        self.tokens_seen = min(self.tokens_seen + 1, 200.0)
+        self.tokens += (job.output_tokens - self.tokens) / self.tokens_seen
+        self.hold_seen = min(self.hold_seen + 1, 50.0)
+        self.token_s += ((job.ended_s - job.first_s) / max(job.output_tokens, 1) - self.token_s) / self.hold_seen
+
+
+class Ours:
+    """One gateway's planner over a world."""
+
+    def __init__(self, world: World, scenario: SwapScenario, hosts: Mapping[str, HostProfile]) -> None:
+        self._world = world
+        self._costs = SwapCosts(hosts)
+        self._learned = {name: _Learned(spec) for name, spec in world.models.items()}
+        self._seen: dict[str, int] = dict.fromkeys(world.models, 0)
+        self._counts: dict[str, int] = dict.fromkeys(world.models, 0)
+        self._gpus = {gpu.name: gpu for gpu in world.gpus}
+        self._devices = tuple(Device(gpu.name, gpu.host.name, gpu.host.memory_bytes) for gpu in world.gpus)
+        self._settings = replace(SETTINGS, prices=Prices(starve_s=scenario.starve_s * STARVE_MARGIN))
+        self._next_s = 0.0
+        self._woken_s = -1.0
+        self._moment: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
+        self.plans = 0
+        world.hear = self._swapped
+        world.over = lambda job: self._learned[job.model].over(job)
+
+    def decide(self) -> None:
+        """Start whom it can, and plan if that leaves somebody waiting."""
+        world = self._world
+        self._count()
+        feed(world)
+        if not any(world.waiting.values()) and not any(gpu.paused for gpu in world.gpus):
+            return
+        if world.now_s < self._next_s and not self._new_moment():
+            self._wake(self._next_s)
+            return
+        self._next_s = world.now_s + PAUSE_S
+        self.plans += 1
+        found = Planner(self._view(), self._costs, self._settings).best()
+        for step in found.steps:
+            if step.cut_s <= DUE_S and not self._gpus[step.device].swapping:
+                self._carry_out(step)
+        for model in stranded(world):  # who has nothing to do gives way, even where the plan saw no need
+            bring(world, model, world.gpus, lambda gpu: nothing_to_do(world, gpu))
+        feed(world)
+        later = [world.now_s + step.cut_s for step in found.steps if step.cut_s > DUE_S]
+        self._wake(min([world.now_s + 2.0, *later]))
+
+    def _new_moment(self) -> bool:
+        """Whether somebody is stranded and somebody else has just got nothing to do: such a moment may be short."""
+        world = self._world
+        idle = [
+            e for gpu in world.gpus if not gpu.swapping for e in gpu.engines if not e.running and not world.waiting[e.spec.name]
+        ]
+        moment = (tuple(map(id, idle)), tuple(stranded(world))) if idle else ((), ())
+        changed = moment != self._moment and bool(moment[1])
+        self._moment = moment
+        return changed
+
+    def _wake(self, at_s: float) -> None:
+        if self._woken_s <= self._world.now_s or at_s < self._woken_s - 1e-9:
+            self._woken_s = at_s
+            self._world.at(at_s, lambda: None)
+
+    def _carry_out(self, step: Step) -> None:
+        gpu = self._gpus[step.device]
+        leaves = [engine for engine in gpu.engines if engine.spec.name in step.leaves]
+        self._world.swap(gpu, step.model, leaves, step.fraction, freeze=step.mode == "preempt")
+
+    # -- what it learns
+
+    def _count(self) -> None:
+        for name, queue in self._world.waiting.items():
+            for job in reversed(queue):
+                if job.arrived_s < self._world.now_s:
+                    break
+                self._learned[name].arrived(job, job.arrived_s)
+
+    def _swapped(self, told: Swapped) -> None:
+        weights = self._world.models[told.model].weight_gb * GB
+        self._costs.observe(told.model, weights, told.device.host.name, told.start, told.end, told.took_s)
+
+    # -- what it sees
+
+    def _view(self) -> Residency:
+        world = self._world
+        residents = tuple(self._resident(engine) for gpu in world.gpus for engine in self._there(gpu))
+        busy_s = {gpu.name: self._swap_left_s(gpu) for gpu in world.gpus if gpu.swapping}
+        return Residency(self._devices, tuple(map(self._tenant, world.models.values())), residents, busy_s)
+
+    def _there(self, gpu: Gpu) -> list[Engine]:
+        open_ones = [engine for engine in gpu.engines if engine.phase == "open"]
+        return [*open_ones, gpu.coming] if gpu.coming is not None else open_ones
+
+    def _swap_left_s(self, gpu: Gpu) -> float:
+        """As expected: those that leave drain, then it takes what it is believed to."""
+        assert gpu.coming is not None
+        drain_s = max((self._drain_s(engine) for engine in gpu.leaving if engine.phase == "cut"), default=0.0)
+        name = gpu.coming.spec.name
+        place: Place = "cache" if name in gpu.cache else "disk"
+        moves_s = self._costs.predict(name, gpu.coming.spec.weight_gb * GB, gpu.host.name, place, "gpu").mean_s
+        begun_s = 0.0 if drain_s else max(self._world.now_s - gpu.swap_began_s, 0.0)
+        return max(drain_s + moves_s - begun_s, 0.2)
+
+    def _drain_s(self, engine: Engine) -> float:
+        """Until the last of those that run is over: the mean answer's time, and more the more run."""
+        if not engine.running:
+            return 0.0
+        learned = self._learned[engine.spec.name]
+        return learned.tokens * learned.token_s * engine.slower * (0.6 + 0.35 * math.log(engine.running + 1))
+
+    def _resident(self, engine: Engine) -> Resident:
+        coming = engine.phase == "in"
+        return Resident(
+            engine.spec.name,
+            engine.device.name,
+            engine.fraction,
+            engine.running,
+            self._drain_s(engine),
+            0.0 if coming else self._world.now_s - engine.since_s,
+            self._swap_left_s(engine.device) if coming else 0.0,
+        )
+
+    def _tenant(self, spec: ModelSpec) -> Tenant:
+        world, learned = self._world, self._learned[spec.name]
+        prompt_s = spec.prompt_tokens * spec.prompt_us * 1e-6
+        hold_s = prompt_s + learned.tokens * (spec.base_ms + spec.decode_ms * spec.slots / 2) * 1e-3
+        service = Service(float(spec.slots), 1 / prompt_s, min(spec.slots / hold_s, 1 / prompt_s), hold_s)
+        queue = world.waiting[spec.name]
+        groups: dict[int, float] = {}
+        for job in queue:
+            slack_s = job.arrived_s + job.ttft_target_s - prompt_s - world.now_s
+            groups[math.ceil(max(slack_s, -1.0) / 2)] = groups.get(math.ceil(max(slack_s, -1.0) / 2), 0.0) + 1.0
+        waiting = tuple((count, place * 2.0) for place, count in sorted(groups.items()))
+        oldest_s = world.now_s - queue[0].arrived_s if queue else 0.0
+        frozen = [gpu.paused[spec.name] for gpu in world.gpus if spec.name in gpu.paused]
+        for engine in frozen:
+            groups[1] = groups.get(1, 0.0) + engine.running
+            oldest_s = max(oldest_s, world.now_s - engine.cut_s)
+        demand = Demand(waiting, learned.rate_per_s(world.now_s), max(learned.slack_s - prompt_s, 0.0), oldest_s)
+        places = {gpu.host.name: "cache" for gpu in world.gpus if spec.name in gpu.cache}
+        curve = from_ends(spec.gpu_rate, spec.cpu_rate) if spec.gpu_rate else None
+        hosts = {gpu.host.name: service for gpu in world.gpus}
+        return Tenant(spec.name, footprint(spec), hosts, demand, kv_tokens(spec), places=places, curve=curve)  # type: ignore[arg-type]
+
+
+def ours(hosts: Mapping[str, HostProfile]) -> Callable[[World, SwapScenario, Random], Decide]:
+    """The rule, for these hosts' priors."""
+    return lambda world, scenario, rng: Ours(world, scenario, hosts).decide

@@ -1,0 +1,101 @@
+"""The simulation of many models on few GPUs: what a world keeps, what each rule does, and that ours starves nobody."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from gateway.sim.swap_ours import ours
+from gateway.sim.swap_rules import RULES
+from gateway.sim.swap_run import figures, requests, run
+from gateway.sim.swap_scenario import DeviceSpec, ModelSpec, SwapScenario, TruthSpec
+from gateway.sim.swap_timeline import timeline_svg
+from gateway.sim.swap_world import World
+from predictor.hosts import host_profiles
+
+HOSTS = host_profiles()
+RULE = {**RULES, "ours": ours(HOSTS)}
+
+
+def mix(rate: float = 0.5, duration_s: float = 200.0, **more) -> SwapScenario:
+    models = tuple(ModelSpec(f"m{i}", 16.4, 1.0, base_ms=20.0) for i in range(3))
+    return SwapScenario("test", "", (0,), duration_s, rate, (DeviceSpec("rtx-5000-ada"),), models, **more)
+
+
+def played(rule: str, scenario: SwapScenario, seed: int = 0) -> World:
+    return run(scenario, RULE[rule], seed, requests(scenario, Random(seed)), HOSTS)
+
+
+@pytest.mark.parametrize("rule", RULE)
+def test_every_request_is_served_once_and_to_its_end(rule: str) -> None:
+    scenario = mix()
+    asked = requests(scenario, Random(0))
+    world = played(rule, replace(scenario, duration_s=200.0))
+    held = sum(engine.running for gpu in world.gpus for engine in (*gpu.engines, *gpu.paused.values()))
+    assert len(world.done) + held + sum(map(len, world.waiting.values())) == len(asked)
+    assert len({id(job) for job in world.done}) == len(world.done) > 0.9 * len(asked)
+    assert all(job.arrived_s <= job.started_s < job.first_s < job.ended_s for job in world.done)
+
+
+@pytest.mark.parametrize("rule", RULE)
+def test_a_device_never_holds_more_than_its_memory(rule: str) -> None:
+    scenario = mix()
+    seen = []
+
+    def watched(world, scenario, rng):
+        decide = RULE[rule](world, scenario, rng)
+
+        def both() -> None:
+            decide()
+            seen.extend(gpu.taken_bytes() <= gpu.host.memory_bytes for gpu in world.gpus)
+
+        return both
+
+    run(scenario, watched, 0, requests(scenario, Random(0)), HOSTS)
+    assert seen and all(seen)
+
+
+def test_one_seed_is_one_world() -> None:
+    scenario = mix(duration_s=80.0)
+    assert figures(played("ours", scenario), scenario) == figures(played("ours", scenario), scenario)
+
+
+def test_collation_swaps_less_than_first_come_first_served() -> None:
+    scenario = mix(rate=0.6, duration_s=400.0)
+    assert played("collate", scenario).swaps < 0.8 * played("fifo", scenario).swaps
+
+
+def test_ours_keeps_the_bound_where_collation_starves() -> None:
+    scenario = mix(rate=0.6, duration_s=250.0, starve_s=120.0)
+    hot = replace(scenario.models[0], share=12.0)
+    scenario = replace(scenario, models=(hot, *scenario.models[1:]), rate_per_s=1.2)
+    starved = figures(played("collate", scenario, 3), scenario).wait_max_s
+    fed = figures(played("ours", scenario, 3), scenario).wait_max_s
+    assert fed <= min(120.0, starved)
+
+
+def test_a_swap_without_noise_takes_what_the_profile_says() -> None:
+    exact = TruthSpec(0.0, 0.0, 0.0, 0.0, 0.0)
+    world = played("fifo", mix(truth=exact))
+    began_s, there_s, _, _ = world.timeline[0]
+    assert there_s - began_s == pytest.approx(1.5 + 16.4 / 5.4)
+
+
+def test_weights_in_memory_come_back_sooner() -> None:
+    exact = TruthSpec(0.0, 0.0, 0.0, 0.0, 0.0)
+    scenario = replace(mix(truth=exact), devices=(DeviceSpec("rtx-5000-ada", 1, 80.0),))
+    loads: list[float] = []
+
+    def watched(world, scenario, rng):
+        decide = RULE["fifo"](world, scenario, rng)
+        world.hear = lambda told: loads.append(told.took_s) if told.end == "gpu" else None
+        return decide
+
+    run(scenario, watched, 0, requests(scenario, Random(0)), HOSTS)
+    assert loads[0] == pytest.approx(1.5 + 16.4 / 5.4) and loads[-1] == pytest.approx(1.5 + 16.4 / 9.0)
+
+
+def test_the_timeline_shows_each_device_and_model() -> None:
+    world = played("fifo", mix())
+    picture = timeline_svg(world.timeline, 200.0, "a & b")
+    assert picture.startswith("<svg") and "gpu0" in picture and "m1" in picture and "a &amp; b" in picture
