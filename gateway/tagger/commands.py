@@ -215,7 +215,8 @@ def _wanted(
     from gateway.tagger.records import HELD_OUT, Wanted
 
     pids = frozenset(exclude.read_text(encoding="utf-8").split()) if exclude else frozenset()
-    out: frozenset[str] = frozenset() if held_out else frozenset(HELD_OUT)
+    # held out unless named for research: weights that are passed on never see them
+    out: frozenset[str] = frozenset() if held_out else frozenset(HELD_OUT) - frozenset((source or ()) if restricted else ())
     return Wanted(out, pids, frozenset(source or ()), frozenset(model or ()), restricted)
 
 
