@@ -97,7 +97,7 @@ bench-swaps: $(READY)  ## what one plan of swaps costs at 8 devices and 50 model
 own-lengths: $(READY) engine  ## own length data: vLLM on the CPU answers 1,000 prompts twice (LEEWAY_DATA; 40 minutes, can be stopped)
 	$(BIN)/python examples/lengths/own_lengths.py --engine $(ENGINE) --models $(MODELS) $(LENGTHS_ARGS)
 
-tagger-model:  ## the length encoder that comes with the gateway, from LEEWAY_DATA and TEACHER (extra `train`; 10 minutes of one core)
+tagger-model:  ## the length encoder that comes with the gateway, from LEEWAY_DATA and TEACHER (extra `train`; 6 minutes of one core)
 	$(PYTHON) -m gateway tagger train $(LEEWAY_DATA) --out .tagger --epochs 3 --threads 1 $(if $(TEACHER),--teacher $(TEACHER)) $(TAGGER_ARGS)
 	$(PYTHON) -m gateway tagger export .tagger --out predictor/tagger_models
 
