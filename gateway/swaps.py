@@ -14,7 +14,7 @@ from itertools import combinations
 
 from gateway.lateness import Window, lateness_s
 from gateway.residency import NEVER, Device, Mode, PlanSettings, Residency, Resident, Service, Step, SwapPlan, Tenant
-from gateway.schedule import Option, Room, State, Stay, lies
+from gateway.schedule import Option, Room, State, Stay, distinct, hoped, lies
 from predictor.cost import Place, SwapCosts
 
 LOST_S = 1e6  # a pinned model that lies nowhere
@@ -22,7 +22,6 @@ LOOKS_MIN = 18  # states reckoned for one more step
 MODELS_MAX = 12  # beyond so many the search is narrow, and looks only at the LATEST models
 LATEST = 4
 COST_MIN = 1e-6
-HOPE = 0.9
 BUSY_MAX = 4.0  # requests at once, beyond which a replica is hardly ever idle
 LOAD_S = 2.0  # what a load costs that sends nobody away
 TIGHT_S = 10.0  # the tighter fit keeps room for the larger models
@@ -60,10 +59,10 @@ class Planner:
             if not children or (width == 1 and children[0].cost_s >= best.cost_s):
                 break
             best = min(best, children[0], key=lambda state: state.cost_s)
-            frontier = _distinct(children, width)
+            frontier = distinct(children, width)
             if width > 1 and left:
-                children.sort(key=lambda state: _hoped(state, left))
-                frontier = _distinct([*frontier[:width], *children[: 2 * width]], 3 * width)
+                children.sort(key=lambda state: hoped(state, left))
+                frontier = distinct([*frontier[:width], *children[: 2 * width]], 3 * width)
         return self.plan_of(best)
 
     def plan_of(self, state: State) -> SwapPlan:
@@ -381,22 +380,3 @@ class Planner:
 def _serving_s(count: float, slots: float, service: Service) -> float:
     """Seconds until so many have started."""
     return min(count, slots) / service.start_per_s + max(count - slots, 0.0) / service.steady_per_s
-
-
-def _hoped(state: State, steps: int) -> float:
-    """What it would cost if each further step took most of one model's cost away: what was displaced may be brought back."""
-    return state.cost_s - HOPE * sum(sorted(state.costs.values(), reverse=True)[:steps])
-
-
-def _distinct(states: Sequence[State], width: int) -> list[State]:
-    """One of each set of steps: the first so many, and of each model's last step to each device the first."""
-    found: list[State] = []
-    seen: set[frozenset[Step]] = set()
-    last: set[tuple[str, str]] = set()
-    for state in states:
-        key, move = frozenset(state.steps), (state.steps[-1].device, state.steps[-1].model)
-        if key not in seen and (len(seen) < width or (width > 1 and move not in last)):
-            seen.add(key)
-            last.add(move)
-            found.append(state)
-    return found
