@@ -62,7 +62,7 @@ def main() -> None:
         sys.exit(str(error))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    shown = {key: None if math.isnan(value) else round(value, 3) for key, value in figures.items()}
+    shown = {key: None if math.isnan(value) else round(value, 4) for key, value in figures.items()}
     sys.stdout.write("\n" + json.dumps(shown) + "\n")
 
 
