@@ -58,10 +58,10 @@ class WaitingLine(Generic[Item]):
         """Offer the head of the line until `place` declines one."""
         line = self._lines.get(model)
         while line:
-            first = line[0]
-            if not place(first[1]):
+            first = line[0][1]  # compiled, a tuple is a value: only the item keeps its identity
+            if not place(first):
                 return
-            if line and line[0] is first:
+            if line and line[0][1] is first:
                 line.popleft()
                 self._left(model, line)
 
