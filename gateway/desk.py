@@ -20,6 +20,7 @@ from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheape
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
+from gateway.tag_rules import moves
 from gateway.views import EngineView, View
 from predictor.request import LengthEstimate
 from predictor.seats import Progress
@@ -193,6 +194,9 @@ class Desk:
         ticket = self._tickets.get(job_id)
         if ticket is None or ticket.view is not None or job_id in self._asked:
             return None
+        if not moves(ticket.job.lengths, lengths):
+            self.hindsight.compared += 1
+            return []
         before = self._line.tickets.index(ticket)
         ticket.job = replace(ticket.job, lengths=lengths)
         if self._late:

@@ -18,7 +18,7 @@ from pathlib import Path
 from gateway.prompt_ends import Ends
 from gateway.tag_frames import FRAME_BYTES_MAX, PROBLEM, READY, FrameError, Question, Reply, decode_reply, encode_question
 from predictor.features import Cues
-from predictor.length import Guess
+from predictor.length import Guess, Tag
 
 HUNG_S = 2.0
 SLOW_S = 0.1  # the oldest question is unanswered for so long: the next ones are not waited for
@@ -34,9 +34,24 @@ def command_of(models: str) -> tuple[str, ...]:
 
 class Asked:
     """A question under way. `cues` and `guesses` are what has come; `cause` is why the models' answer is not all there,
-    "" if it is; `told` once `then` was called."""
+    "" if it is; `told` once `then` was called. `tag` is what was made of the answer last, good until `tag_until_s`."""
 
-    __slots__ = ("cause", "cues", "due_s", "faults", "guesses", "id", "last", "late", "sent_s", "then", "told", "took_s")
+    __slots__ = (
+        "cause",
+        "cues",
+        "due_s",
+        "faults",
+        "guesses",
+        "id",
+        "last",
+        "late",
+        "sent_s",
+        "tag",
+        "tag_until_s",
+        "then",
+        "told",
+        "took_s",
+    )
 
     def __init__(self, number: int, sent_s: float, due_s: float, then: "Then", late: "Then") -> None:
         self.id = number
@@ -50,6 +65,8 @@ class Asked:
         self.cause = ""
         self.last = self.told = False
         self.took_s = 0.0
+        self.tag: Tag | None = None
+        self.tag_until_s = 0.0
 
     def take(self, reply: Reply) -> None:
         """Another part of the answer."""

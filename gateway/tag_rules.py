@@ -21,6 +21,12 @@ NARROW = 1.3  # quantiles closer than that leave nothing to be told
 ROOMY_MARGIN = 0.5  # while half of the KV stays free at the peak, whatever the length, it decides nothing
 
 
+def moves(known: LengthEstimate, told: LengthEstimate) -> bool:
+    """Whether a waiting job's place is worth reckoning anew for that."""
+    low, high = sorted((known.q50, told.q50))
+    return high > NARROW * low or told.q90 > NARROW * known.q90
+
+
 class Need(NamedTuple):
     """`skip`: why the length is not asked for; else `holds` says whether the request waits for the answer."""
 

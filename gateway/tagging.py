@@ -274,12 +274,22 @@ class Tagging:
     def _take(self, watched: Watched, answer: Asked) -> None:
         watched.asked = not answer.last and not answer.cause
         if answer.cues is not None or answer.guesses:
-            tag = watched.tag
             watched.cues = answer.cues
-            watched.tag = self.tagger.tag(tag.model, tag.route, answer.cues, answer.guesses, watched.max_tokens)
+            watched.tag = self._tag_of(watched, answer)
         if watched.end is not None and not watched.asked:
             end, watched.end = watched.end, None
             self.ended(watched, *end)
+
+    def _tag_of(self, watched: Watched, answer: Asked) -> Tag:
+        """One that was made of the same answer a moment ago is as good as new, once all of the answer is there."""
+        model, route, now_s = watched.tag.model, watched.tag.route, self._plane.now()
+        known = answer.tag
+        if known is not None and now_s < answer.tag_until_s and known.model == model and known.route == route:
+            return known
+        tag = self.tagger.tag(model, route, answer.cues, answer.guesses, watched.max_tokens)
+        if answer.last:
+            answer.tag, answer.tag_until_s = tag, now_s + QUICK_FRESH_S
+        return tag
 
     def _compares(self) -> bool:
         self._due_share += self._settings.compare_share

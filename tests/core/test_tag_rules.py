@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import ModelSpec
 from gateway.jobs import Job
-from gateway.tag_rules import SKIPS, need, roomy
+from gateway.tag_rules import SKIPS, moves, need, roomy
 from gateway.views import EngineView, View
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import LengthEstimate
@@ -75,3 +75,10 @@ def test_a_full_replica_is_no_choice() -> None:
     views = [view("a", max_in_flight=1), view("b")]
     views[0].sent(0.0)
     assert need(PO2, job(), -1, views, 0.0, 60.0, 0.01, has_room=True).skip == "one_open"
+
+
+@pytest.mark.parametrize(
+    ("q50", "q90", "moved"), [(100, 400, False), (125, 400, False), (140, 400, True), (70, 400, True), (100, 600, True)]
+)
+def test_only_a_length_that_differs_is_worth_a_new_place(q50: int, q90: int, moved: bool) -> None:
+    assert moves(LengthEstimate(20, 100, 400, "told"), LengthEstimate(20, q50, q90, "told")) is moved
