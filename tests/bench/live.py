@@ -18,13 +18,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 from tests.bench import live_calibrate, live_capacity
 from tests.bench.live_figures import OURS, Run, attained, markdown, rows, summary
 from tests.bench.live_mocks import LIMITS, PROFILE
 from tests.bench.live_peers import COMPARED, CONTROL_PORT, GATEWAY_PORT, MOCK_PORTS, PEERS, QUICK
-from tests.bench.live_run import RunFailedError, Stage, Timing, Traffic, interpreter, one_run, traffic
+from tests.bench.live_run import RunFailedError, Stage, Timing, Traffic, in_turn, interpreter, one_run, traffic
 from tests.bench.peers import NotInstalledError, Place, Recipe
 from tests.bench.process import allow_many_files, end_on_signals, first_in_line, is_open
 
@@ -79,14 +80,9 @@ class Bench:
 
     def compare(self, rates: Mapping[int, float], seeds: int) -> None:
         """Every router under every load and seed; the order moves on by one each time."""
-        turn = 0
-        for seed in range(seeds):
-            for load, rate_per_s in rates.items():
-                names = [name for name in self.peers if name not in self.failed]
-                shift = turn % max(len(names), 1)
-                turn += 1
-                for name in names[shift:] + names[:shift]:
-                    self.one(name, load, seed, rate_per_s)
+        for turn, (seed, (load, rate_per_s)) in enumerate(product(range(seeds), rates.items())):
+            for name in in_turn([name for name in self.peers if name not in self.failed], turn):
+                self.one(name, load, seed, rate_per_s)
 
     def one(self, name: str, load: int, seed: int, rate_per_s: float) -> None:
         """One run; a router that fails is noted and left out from then on."""

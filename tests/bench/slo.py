@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 from tests.bench import live_capacity
@@ -23,7 +24,7 @@ from tests.bench.live import chosen_stage, refuse, say
 from tests.bench.live_figures import Run
 from tests.bench.live_mocks import LIMITS, MODEL, PROFILE
 from tests.bench.live_peers import TOLD, leeway, router
-from tests.bench.live_run import RunFailedError, Stage, one_run
+from tests.bench.live_run import RunFailedError, Stage, in_turn, one_run
 from tests.bench.peers import NotInstalledError, Recipe
 from tests.bench.process import allow_many_files, end_on_signals, first_in_line
 from tests.bench.slo_figures import FCFS, OURS, attained, markdown, row, rows, summary
@@ -99,14 +100,9 @@ class Bench:
 
     def compare(self, rates: Mapping[int, float], seeds: int) -> None:
         """Every router under every load and seed; the order moves on by one each time."""
-        turn = 0
-        for seed in range(seeds):
-            for load, rate_per_s in rates.items():
-                names = [name for name in self.names if name not in self.failed]
-                shift = turn % max(len(names), 1)
-                turn += 1
-                for name in names[shift:] + names[:shift]:
-                    self.one(name, load, seed, rate_per_s)
+        for turn, (seed, (load, rate_per_s)) in enumerate(product(range(seeds), rates.items())):
+            for name in in_turn([name for name in self.names if name not in self.failed], turn):
+                self.one(name, load, seed, rate_per_s)
 
     def one(self, name: str, load: int, seed: int, rate_per_s: float) -> None:
         """One run; a router that fails is noted and left out from then on."""

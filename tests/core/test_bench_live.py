@@ -20,7 +20,7 @@ from tests.bench.live_fixed import FIRST_S, HEAD, LAST, TOKEN, TOKENS, Fixed
 from tests.bench.live_load import Call, Load, Seen
 from tests.bench.live_peers import PEERS, leeway_config
 from tests.bench.live_referee import Recorded, lines, read
-from tests.bench.live_run import Traffic
+from tests.bench.live_run import Traffic, in_turn
 from tests.bench.live_trace import MARK_BYTES, Planned, answer_tokens, planned, shrunk, synthetic_rows, window
 
 FIRST, SECOND = (TraceRow(0.0, 200, 7, (0, 1, 2), 64), TraceRow(1.0, 300, 123, (0, 1, 3, 4), 64))
@@ -253,3 +253,13 @@ def test_the_referee_gets_the_same_text_and_its_records_are_read() -> None:
     metrics = {"time_to_first_token": {"value": 100.0, "unit": "ms"}, "request_latency": {"value": 480.0, "unit": "ms"}}
     records = [{"metadata": metadata, "metrics": metrics}, {"metadata": metadata, "metrics": {}}]
     assert list(read([json.dumps(record) for record in records])) == [Recorded(0.25, 0.1, 0.48)]
+
+
+def test_nobody_is_always_the_first() -> None:
+    assert [in_turn(["a", "b", "c"], turn) for turn in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+    assert in_turn([], 3) == []
