@@ -141,7 +141,8 @@ class Rig:
     def log(self) -> list[dict[str, Any]]:
         """The log so far; lines come up to 0.1 s late."""
         with open(f"/proc/self/fd/{self._log.fileno()}", "rb") as file:
-            return [json.loads(line) for line in file.read().splitlines()]
+            whole, _, _ = file.read().rpartition(b"\n")  # the writer may be in the middle of a line
+            return [json.loads(line) for line in whole.splitlines()]
 
     async def access(self, request_id: str) -> dict[str, Any]:
         """The access line of a request."""
