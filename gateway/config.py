@@ -10,6 +10,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec
+
 EngineName = Literal["auto", "vllm", "sglang", "openai"]
 Scheduling = Literal["auto", "fcfs", "priority", "priority-low-first", "leeway"]
 Travels = Literal["auto", "always", "never"]
@@ -63,6 +65,7 @@ class BackendSpec:
     kv_replay: str = ""
     scheduling: Scheduling = "auto"
     restore_tokens_per_s: float = 0.0
+    swap: SwapSpec = SwapSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class ModelSpec:
     probe_s: float = 0.05
     stale_s: float = 2.0
     error_limit: float = 4.0
+    footprint: FootprintSpec = FootprintSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +273,8 @@ class GatewayConfig:
     models: tuple[ModelSpec, ...] = ()
     keys: tuple[KeySpec, ...] = ()
     classes: tuple[ClassSpec, ...] = ()
+    devices: tuple[DeviceSpec, ...] = ()
+    swaps: Swaps = Swaps()
     slo: Slo = Slo()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
@@ -324,6 +330,7 @@ def masked(config: GatewayConfig) -> dict[str, Any]:
         backend["api_key"] = _mask(backend["api_key"])
         backend["sidecar_token"] = _mask(backend["sidecar_token"])
         backend["labels"] = dict(backend["labels"])
+        backend["swap"]["env"] = {name: _mask(value) for name, value in backend["swap"]["env"]}
     for key in document["keys"]:
         key["sha256"] = key["sha256"][:8] + "..."
     document["admin"]["key"] = _mask(document["admin"]["key"])

@@ -30,7 +30,6 @@ from gateway.config_sections import (
     LogSection,
     ModelName,
     ModelSection,
-    Name,
     PoolSection,
     QueueSection,
     RetrySection,
@@ -39,6 +38,9 @@ from gateway.config_sections import (
     TimeoutsSection,
     secret,
 )
+from gateway.section_base import Name
+from gateway.swap_config import Swaps
+from gateway.swap_sections import DeviceSection, SwapsSection, swap_clashes
 
 
 class ConfigError(ValueError):
@@ -55,6 +57,8 @@ class GatewaySettings(BaseSettings):
     models: dict[ModelName, ModelSection] = Field(default_factory=dict, max_length=4096)
     keys: list[KeySection] = Field(default_factory=list, max_length=100_000)
     classes: dict[Name, ClassSection] = Field(default_factory=dict, max_length=256)
+    devices: list[DeviceSection] = Field(default_factory=list, max_length=1024)
+    swaps: SwapsSection = SwapsSection()
     slo: SloSection = SloSection()
     limits: LimitsSection = LimitsSection()
     timeouts: TimeoutsSection = TimeoutsSection()
@@ -96,7 +100,7 @@ def _clashes(settings: GatewaySettings) -> list[str]:
             elif alias in owners:
                 problems.append(f"models.{name}.aliases: alias {alias!r} is claimed by both {owners[alias]!r} and {name!r}")
             owners[alias] = name
-    return problems + _class_clashes(settings)
+    return problems + _class_clashes(settings) + swap_clashes(settings.devices, settings.backends, settings.models)
 
 
 def _class_clashes(settings: GatewaySettings) -> list[str]:
@@ -197,20 +201,27 @@ def build(settings: GatewaySettings) -> GatewayConfig:
         admin_key = _admin_key(admin)
     except ValueError as error:
         problems.append(str(error))
-    classes = []
+    classes, models = [], []
     for name, spec in settings.classes.items():
         try:
             classes.append(spec.record(name))
         except ValueError as error:
             problems.append(f"classes.{name}: {error}")
+    for name, rule in settings.models.items():
+        try:
+            models.append(rule.record(name))
+        except ValueError as error:
+            problems.append(f"models.{name}.{error}")
     if problems:
         raise ValueError("\n".join(problems))
     return GatewayConfig(
         listen=records.Listen(**_plain(settings.listen)),
         backends=tuple(backends),
-        models=tuple(section.record(name) for name, section in settings.models.items()),
+        models=tuple(models),
         keys=tuple(section.record() for section in settings.keys),
         classes=tuple(classes),
+        devices=tuple(section.record() for section in settings.devices),
+        swaps=Swaps(**_plain(settings.swaps)),
         slo=records.Slo(**_plain(settings.slo)),
         limits=records.Limits(**_plain(settings.limits)),
         timeouts=records.Timeouts(**_plain(settings.timeouts)),

@@ -7,9 +7,9 @@ profiles only when a section is turned into its record.
 import dataclasses
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, create_model
+from pydantic import AfterValidator, Field, SecretStr
 
 from backends.kv_events import check_endpoint
 from gateway import config as records
@@ -27,6 +27,8 @@ from gateway.config import (
     Scheduling,
     split_address,
 )
+from gateway.section_base import DAY_S, Name, Section, section
+from gateway.swap_sections import FootprintSection, SwapSection
 from predictor.catalog import ProfileError, engine_profile
 
 
@@ -50,16 +52,11 @@ Url = Annotated[str, AfterValidator(_url)]
 OptionalUrl = Annotated[str, AfterValidator(lambda text: _url(text) if text else "")]
 Endpoint = Annotated[str, AfterValidator(lambda text: check_endpoint(text) if text else "")]
 Network = Annotated[str, AfterValidator(_network)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 RouteName = Literal[
     "chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "classify", "pooling", "other"
 ]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class BackendSection(Section):
@@ -86,6 +83,7 @@ class BackendSection(Section):
     kv_replay: Endpoint = ""
     scheduling: Scheduling = "auto"
     restore_tokens_per_s: float = Field(0.0, ge=0, le=1e9)
+    swap: SwapSection = SwapSection()
 
     def record(self, declared: bool = True) -> BackendSpec:
         """As the gateway uses it. Raises ValueError (`key: reason`) when its key can't be read or sent."""
@@ -112,6 +110,7 @@ class BackendSection(Section):
             kv_replay=self.kv_replay,
             scheduling=self.scheduling,
             restore_tokens_per_s=self.restore_tokens_per_s,
+            swap=self.swap.record(self.url, self.models),
         )
 
 
@@ -140,10 +139,12 @@ class ModelSection(Section):
     probe_s: float = Field(_RULE.probe_s, gt=0, le=10)
     stale_s: float = Field(_RULE.stale_s, gt=0, le=86400)
     error_limit: float = Field(_RULE.error_limit, gt=1, le=1000)
+    footprint: FootprintSection = FootprintSection()
 
     def record(self, name: str) -> ModelSpec:
         """As the gateway uses it."""
-        return ModelSpec(name=name, **{**self.model_dump(), "aliases": tuple(self.aliases)})
+        plain = self.model_dump(exclude={"footprint"})
+        return ModelSpec(name=name, **{**plain, "aliases": tuple(self.aliases), "footprint": self.footprint.record()})
 
 
 _CLASS = ClassSpec("*")
@@ -192,20 +193,6 @@ class KeySection(Section):
         return KeySpec(sha256, self.name or sha256[:8], self.class_, self.weight, KeyLimits(**self.limits.model_dump()))
 
 
-def section(record: type, ranges: dict[str, tuple[float, float]], types: dict[str, Any] | None = None) -> Any:
-    """A settings model with a record's fields and defaults, and the ranges given."""
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        kind = (types or {}).get(field.name, field.type)
-        if field.name in ranges:
-            low, high = ranges[field.name]
-            fields[field.name] = (kind, Field(field.default, ge=low, le=high))
-        else:
-            fields[field.name] = (kind, field.default)
-    return create_model(record.__name__ + "Section", __base__=Section, **fields)
-
-
-DAY_S = 86400.0
 ListenSection = section(records.Listen, {"backlog": (1, 65535)}, {"data": Address, "control": Address})
 LimitsSection = section(
     records.Limits,

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from gateway import config as records
-from gateway import config_file
+from gateway import config_file, swap_config
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "gateway.toml").read_text()
-_OPTION = re.compile(r"^# ?([a-z0-9_]+ = .*)$")
+_OPTION = re.compile(r"^# ?([a-z0-9_]+(\.[a-z0-9_]+)? = .*)$")
 
 
 def uncommented() -> dict[str, Any]:
     """The file with every commented option switched on."""
     lines = [_OPTION.sub(r"\1", line) for line in TEXT.splitlines()]
-    text = "\n".join(lines).replace("# [[keys]]", "[[keys]]").replace('sha256 = "..."', f'sha256 = "{"0" * 64}"')
+    text = re.sub(r"^# (\[\[[a-z]+\]\])$", r"\1", "\n".join(lines), flags=re.MULTILINE).replace(
+        'sha256 = "..."', f'sha256 = "{"0" * 64}"'
+    )
     return tomllib.loads(text)
 
 
@@ -30,6 +32,7 @@ def test_it_loads() -> None:
 def test_it_loads_with_every_option_switched_on() -> None:
     document = uncommented()
     document["models"]["*"].pop("aliases")
+    assert document["devices"]
     config_file.GatewaySettings(**document)
 
 
@@ -39,6 +42,7 @@ SECTIONS = {
     "timeouts": records.Timeouts,
     "queue": records.Queue,
     "retry": records.Retry,
+    "swaps": swap_config.Swaps,
     "slo": records.Slo,
     "health": records.Health,
     "pool": records.Pool,
@@ -60,11 +64,14 @@ def test_every_option_is_shown_with_its_default(section: str) -> None:
 def test_tables_show_every_option() -> None:
     document = uncommented()
     assert set(document["backends"][0]) == set(config_file.BackendSection.model_fields)
+    _shows(document["backends"][0]["swap"], swap_config.SwapSpec())
     shown = document["models"]["*"]
     options = {spec.alias or name: name for name, spec in config_file.ModelSection.model_fields.items()}
     assert set(shown) == set(options)
-    for option, name in options.items():
-        assert shown[option] == pytest.approx(_plain(getattr(records.ModelSpec("*"), name))), f"models.*.{option}"
+    _shows(shown.pop("footprint"), swap_config.FootprintSpec())
+    for option in shown:
+        assert shown[option] == pytest.approx(_plain(getattr(records.ModelSpec("*"), options[option]))), f"models.*.{option}"
+    _shows(document["devices"][0], swap_config.DeviceSpec("gpu0", 24.0))
     promised = document["classes"]["chat"]
     assert set(promised) == set(config_file.ClassSection.model_fields)
     for option, value in promised.items():
@@ -75,9 +82,16 @@ def test_tables_show_every_option() -> None:
 
 
 def test_every_section_is_shown() -> None:
-    known = set(SECTIONS) | {"backends", "models", "keys", "classes", "usage"}
+    known = set(SECTIONS) | {"backends", "models", "keys", "classes", "devices", "usage"}
     assert set(uncommented()) == known
     assert {field.name for field in fields(records.GatewayConfig)} == known
+
+
+def _shows(table: dict[str, Any], record: Any) -> None:
+    assert set(table) == {field.name for field in fields(record)}
+    for name, value in table.items():
+        default = getattr(record, name)
+        assert value == pytest.approx(dict(default) if name == "env" else _plain(default)), name
 
 
 def _plain(value: Any) -> Any:

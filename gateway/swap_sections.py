@@ -1,0 +1,120 @@
+"""Devices, swaps and footprints in gateway.toml as settings models. Defaults are those of the records in swap_config.py."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from gateway.section_base import DAY_S, Name, Section, section
+from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec, SwapWay
+
+_SWAP, _MODEL = SwapSpec(), FootprintSpec()
+_TERABYTE_GB = 100_000.0
+
+
+class SwapSection(Section):
+    """swap = {...} of a backend."""
+
+    device: str = Field(_SWAP.device, max_length=64)
+    way: SwapWay = _SWAP.way
+    level: int = Field(_SWAP.level, ge=1, le=2)
+    command: list[str] = Field(default_factory=list, max_length=256)
+    env: dict[str, str] = Field(default_factory=dict, max_length=256)
+    folder: str = _SWAP.folder
+    log: str = _SWAP.log
+    start_s: float = Field(_SWAP.start_s, ge=0.1, le=DAY_S)
+    stop_s: float = Field(_SWAP.stop_s, ge=0.1, le=DAY_S)
+    keeps: bool = _SWAP.keeps
+
+    def record(self, url: str, models: list[str]) -> SwapSpec:
+        """As the gateway uses it. Raises ValueError (`key: reason`) where it cannot work."""
+        if self.way != "none" and not self.device:
+            raise ValueError("swap.device: what moves needs a device")
+        if self.way != "none" and len(models) != 1:
+            raise ValueError("models: what moves must name the one model that it serves, since asleep it cannot be asked")
+        if (self.way == "process") != bool(self.command):
+            raise ValueError('swap.command: belongs to way = "process", which needs it')
+        if self.way == "process" and urlsplit(url).port is None:
+            raise ValueError("url: needs a port, which the command is given as ${PORT}")
+        plain = self.model_dump(exclude={"command", "env"})
+        return SwapSpec(**plain, command=tuple(self.command), env=tuple(sorted(self.env.items())))
+
+
+class FootprintSection(Section):
+    """footprint = {...} of a model."""
+
+    weight_gb: float = Field(_MODEL.weight_gb, ge=0, le=_TERABYTE_GB)
+    kv_kb_per_token: float = Field(_MODEL.kv_kb_per_token, ge=0, le=1e6)
+    kv_tokens: int = Field(_MODEL.kv_tokens, ge=0, le=1 << 40)
+    layers: int = Field(_MODEL.layers, ge=1, le=4096)
+    overhead_gb: float = Field(_MODEL.overhead_gb, ge=0, le=_TERABYTE_GB)
+    pinned: bool = _MODEL.pinned
+    gpu_tokens_per_s: float = Field(_MODEL.gpu_tokens_per_s, ge=0, le=1e6)
+    cpu_tokens_per_s: float = Field(_MODEL.cpu_tokens_per_s, ge=0, le=1e6)
+
+    def record(self) -> FootprintSpec:
+        """As the gateway uses it. Raises ValueError (`key: reason`)."""
+        if (self.gpu_tokens_per_s > 0) != (self.cpu_tokens_per_s > 0):
+            raise ValueError("footprint: gpu_tokens_per_s and cpu_tokens_per_s are only known together")
+        return FootprintSpec(**self.model_dump())
+
+
+class DeviceSection(Section):
+    """One [[devices]] table."""
+
+    name: Name
+    memory_gb: float = Field(gt=0, le=_TERABYTE_GB)
+    host: str = Field(DeviceSpec("", 0).host, max_length=64)
+    ram_gb: float = Field(DeviceSpec("", 0).ram_gb, ge=0, le=_TERABYTE_GB)
+
+    def record(self) -> DeviceSpec:
+        """As the gateway uses it."""
+        return DeviceSpec(**self.model_dump())
+
+
+SwapsSection: Any = section(
+    Swaps,
+    {
+        "plan_s": (0.05, 3600.0),
+        "horizon_s": (1.0, DAY_S),
+        "dwell_s": (0.0, DAY_S),
+        "starve_s": (1.0, DAY_S),
+        "drain_s": (0.0, DAY_S),
+        "attempts": (1, 10),
+    },
+)
+
+
+def swap_clashes(devices: list[DeviceSection], backends: list[Any], models: dict[str, Any]) -> list[str]:
+    """Two devices of one name, an unknown kind of host, a backend on an unknown device, a model that moves and is of no
+    size or larger than its device, a model twice on one device."""
+    from predictor.hosts import host_profiles
+
+    hosts = host_profiles()
+    known = {device.name: device for device in devices}
+    problems = [f"devices: two are named {name!r}" for name in known if sum(d.name == name for d in devices) > 1]
+    problems += [
+        f"devices.{i}.host: unknown {device.host!r}; known: {', '.join(sorted(hosts))}"
+        for i, device in enumerate(devices)
+        if device.host not in hosts
+    ]
+    seen: set[tuple[str, str]] = set()
+    for i, backend in enumerate(backends):
+        swap = backend.swap
+        if not swap.device:
+            continue
+        if swap.device not in known:
+            problems.append(f"backends.{i}.swap.device: no device is named {swap.device!r}")
+            continue
+        for model in backend.models:
+            if (swap.device, model) in seen:
+                problems.append(f"backends.{i}: {model!r} would lie on {swap.device!r} twice")
+            seen.add((swap.device, model))
+            spec = models.get(model)
+            size = spec.footprint if spec is not None else FootprintSection()
+            needs = size.weight_gb + size.overhead_gb + size.kv_tokens * size.kv_kb_per_token * 1e-6
+            if not size.weight_gb:
+                problems.append(f"models.{model}.footprint.weight_gb: needed, since it lies on device {swap.device!r}")
+            elif needs > known[swap.device].memory_gb and not size.gpu_tokens_per_s:
+                problems.append(f"models.{model}.footprint: {needs:.3g} GB do not fit on {swap.device!r}")
+    return problems

@@ -1,0 +1,61 @@
+"""Devices, swaps and footprints in the file: what is refused, with file, key and reason; what comes through a pipe."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import from_json, masked, to_json
+from gateway.config_file import ConfigError, load
+
+TEXT = """
+[[devices]]
+name = "gpu0"
+memory_gb = 24.0
+[[backends]]
+name = "a"
+url = "http://127.0.0.1:9001"
+models = ["m"]
+swap = { device = "gpu0", way = "process", command = ["serve", "--port", "${PORT}"], env = { TOKEN = "secret-1" } }
+[models.m]
+footprint = { weight_gb = 16.0, overhead_gb = 1.0 }
+"""
+
+
+def loaded(tmp_path: Path, text: str) -> object:
+    path = tmp_path / "gateway.toml"
+    path.write_text(text)
+    return load(str(path))
+
+
+def test_it_comes_through_and_hides_what_may_be_secret(tmp_path: Path) -> None:
+    (tmp_path / "gateway.toml").write_text(TEXT)
+    config = load(str(tmp_path / "gateway.toml"))
+    assert config.backends[0].swap.command == ("serve", "--port", "${PORT}")
+    assert config.model("m").footprint.weight_gb == 16.0
+    assert from_json(to_json(config)) == config
+    assert "secret-1" not in str(masked(config))
+    assert "secret-1" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('device = "gpu0", way', 'device = "gpu1", way', "backends.0.swap.device: no device is named 'gpu1'"),
+        ('device = "gpu0", way', "way", "backends.0.swap.device: what moves needs a device"),
+        ('way = "process"', 'way = "sleep"', 'swap.command: belongs to way = "process"'),
+        (', command = ["serve", "--port", "${PORT}"]', "", 'swap.command: belongs to way = "process"'),
+        ('models = ["m"]', "", "models: what moves must name the one model"),
+        (":9001", "", "url: needs a port"),
+        ("weight_gb = 16.0", "weight_gb = 26.0", "models.m.footprint: 27 GB do not fit on 'gpu0'"),
+        ("weight_gb = 16.0", "weight_gb = 0.0", "models.m.footprint.weight_gb: needed"),
+        ("overhead_gb = 1.0", "gpu_tokens_per_s = 30.0", "models.m.footprint: gpu_tokens_per_s and cpu_tokens_per_s"),
+        ("memory_gb = 24.0", 'memory_gb = 24.0\nhost = "toaster"', "devices.0.host: unknown 'toaster'"),
+        ("memory_gb = 24.0", 'memory_gb = 24.0\n[[devices]]\nname = "gpu0"\nmemory_gb = 1', "two are named 'gpu0'"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in TEXT
+    with pytest.raises(ConfigError) as error:
+        loaded(tmp_path, TEXT.replace(old, new, 1))
+    assert told in str(error.value)
+    assert "gateway.toml" in str(error.value)
