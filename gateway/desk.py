@@ -190,10 +190,13 @@ class Desk:
         return [told(sent, tier, second_s)]
 
     def revise(self, job_id: str, lengths: LengthEstimate, now_s: float) -> list[Action] | None:
-        """It turned out how long the answer may be. None when the job waits no more: it changes nothing."""
+        """It turned out how long the answer may be, of a job in the line or in an engine. None where it changes nothing."""
         ticket = self._tickets.get(job_id)
-        if ticket is None or ticket.view is not None or job_id in self._asked:
+        if ticket is None or job_id in self._asked:
             return None
+        if ticket.view is not None:
+            known = ticket.view.mirror is not None and ticket.view.mirror.revised(job_id, lengths)
+            return None if not known else self._go_on(now_s) if self._line else []
         if not moves(ticket.job.lengths, lengths):
             self.hindsight.compared += 1
             return []

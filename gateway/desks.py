@@ -151,7 +151,7 @@ class Desks:
         self._carry_out(station, station.desk.insist(job.id, self._plane.now()))
 
     def revise(self, station: Station, job: Job, lengths: LengthEstimate) -> bool:
-        """It turned out how long the answer of a job may be. False when it waits in no line any more."""
+        """It turned out how long the answer of a job may be. False when it is in no line or engine where that counts."""
         self._refresh(station)
         actions = station.desk.revise(job.id, lengths, self._plane.now())
         if actions:

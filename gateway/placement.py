@@ -125,8 +125,8 @@ class Placement:
             self._seeker.refuse(refusal)
 
     def revised(self, lengths: LengthEstimate) -> bool:
-        """... for one that may be in the line. False when it is not."""
-        if not self._waiting or self._job is None or self.station is None:
+        """... for one that may be in the line, or in an engine. False when it is in neither."""
+        if not (self._waiting or self._counted) or self._job is None or self.station is None:
             return False
         self._job = replace(self._job, lengths=lengths)
         return self._plane.desks.revise(self.station, self._job, lengths)

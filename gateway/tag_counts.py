@@ -93,7 +93,7 @@ class TagCounts:
             yield counted
         yield CounterMetricFamily("leeway_tagger_cache_hits", "Questions answered from memory.", value=self.cache_hits)
         yield CounterMetricFamily(
-            "leeway_tagger_late_used", "Late answers that still moved a waiting job.", value=self.late_used
+            "leeway_tagger_late_used", "Late answers that still served a job in the line or in an engine.", value=self.late_used
         )
         yield CounterMetricFamily(
             "leeway_tagger_without_encoder", "Questions that the encoder was spared: it is off.", value=self.without_encoder

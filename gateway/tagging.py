@@ -2,8 +2,8 @@
 
 In front stands a cheap answer that is always there: quantiles of what was seen, by model and route. The tagger's process
 is asked where its answer can change something (tag_rules), within a bounded queue, and waited for by its deadline at
-most; then what has come until then stands, and a later answer still moves a job that waits in a line. Nothing here fails
-a request.
+most; then what has come until then stands, and a later answer still moves a job in a line and corrects the picture of an
+engine that has it. Nothing here fails a request.
 """
 
 import importlib.util
@@ -66,9 +66,9 @@ class Watched:
 
 
 class Asking(Protocol):
-    """A request that is told its length: `tagged` when it waited for that, `revised` in a line (False: no longer there).
-    `plain` is the length it would have had without, where the two are to be compared. `joins`: it wants to know only if
-    it has to wait in a line."""
+    """A request that is told its length: `tagged` when it waited for that, `revised` in a line or an engine (False: no
+    longer there). `plain` is the length it would have had without, where the two are to be compared. `joins`: it wants to
+    know only if it has to wait in a line."""
 
     watched: Watched | None
     joins: bool
@@ -180,7 +180,7 @@ class Tagging:
         learns = self.link is not None and now_s - self._learnt_s >= self._learn_every_s
         if (learns or self.log is not None) and not (request.watched is not None and request.watched.asked):
             self._learnt_s = now_s if learns else self._learnt_s
-            self._glance(self._own(request, job, prompt), prompt, encoder=learns)
+            self._glance(request, self._own(request, job, prompt), prompt, encoder=learns)
 
     @staticmethod
     def _own(request: Asking, job: Job, prompt: Prompt) -> Watched:
@@ -211,11 +211,14 @@ class Tagging:
         if known is not None:
             told(known)
 
-    def _glance(self, watched: Watched, prompt: Prompt, encoder: bool) -> None:
-        """Look at a request only to learn from it, or to log it."""
+    def _glance(self, request: Asking, watched: Watched, prompt: Prompt, encoder: bool) -> None:
+        """Look at a request to learn from it, or to log it; its engine's picture is the better for it, too."""
 
         def told(answer: Asked) -> None:
+            before = watched.tag
             self._take(watched, answer)
+            if watched.tag is not before:
+                request.revised(capped(watched.tag.estimate, watched.max_tokens))
 
         ends = self._ends(watched, prompt)
         watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, encoder=encoder)

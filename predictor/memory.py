@@ -42,6 +42,12 @@ class Memory:
         for block in seat.prefix:
             self._pins[block] = self._pins.get(block, 0) + 1
 
+    def revised(self, seat: Seat, expected: int) -> None:
+        """Its answer is expected to be of so many tokens now."""
+        before = seat.left()
+        seat.expected, self._curve = expected, None
+        self.final_tokens += seat.left() - before
+
     def left(self, seat: Seat) -> None:
         """It is gone."""
         self._curve = None

@@ -12,6 +12,7 @@ from predictor.picture import picture
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import EngineLimits, StepProfile
+from predictor.request import LengthEstimate
 from predictor.seats import REPAIR_TOKENS, Demand, Mark, Progress, Seat, Sight
 from predictor.snapshot import Snapshot
 from predictor.stepclock import StepClock
@@ -104,6 +105,13 @@ class Mirror:
         seat = self._seats.get(job_id)
         if seat is not None:
             seat.progress = progress
+
+    def revised(self, job_id: str, lengths: LengthEstimate) -> bool:
+        """How long its answer may be was found out after it was sent. False when it is not there."""
+        seat = self._seats.get(job_id)
+        if seat is not None:
+            self._memory.revised(seat, lengths.q50)
+        return seat is not None
 
     def first_token(self, job_id: str, now_s: float) -> None:
         """Its first output token came: its prompt is computed, and so are those before it."""

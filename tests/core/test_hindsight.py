@@ -63,9 +63,9 @@ def test_what_is_told_to_no_effect_is_counted_as_that() -> None:
     assert (desk.hindsight.compared, desk.hindsight.changed, desk.hindsight.gain_s) == (1, 0, 0.0)
 
 
-def test_who_is_gone_or_sent_is_not_told() -> None:
+def test_who_is_gone_is_not_told_and_who_is_sent_changes_no_place() -> None:
     desk = busy_desk()
-    assert desk.revise("first", told(10), 0.1) is None
+    assert desk.revise("first", told(10), 0.1) == []
     assert desk.revise("nobody", told(10), 0.1) is None
     desk.lost("a", 0.1)
     assert desk.revise("a", told(10), 0.1) is None

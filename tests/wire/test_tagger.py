@@ -142,6 +142,35 @@ def test_who_waits_in_the_line_is_told_and_goes_to_its_place() -> None:
     run(case, replace(config("", "plan"), tagger=Tagger(mode="auto", deadline_ms=NEVER_LATE)), backends=(backend,))
 
 
+def test_an_answer_that_comes_late_corrects_what_is_expected_in_the_engine() -> None:
+    """The request went with the constant length at the deadline; it is still under way when the models' answer comes."""
+    go_on = asyncio.Event()
+
+    async def play(call: Call) -> None:
+        call.start_events()
+        await go_on.wait()
+        call.end_events(event("x"), FINISH, DONE)
+
+    backends = (ScriptedBackend("b0"), ScriptedBackend("b1"))
+
+    async def case(rig: Rig) -> None:
+        for backend in backends:
+            backend.play = play
+        tagging = rig.app.plane.desks.tagging
+        tagging.command, tagging.tagger = broken_command("slow"), Trusting()
+        tagging.start()
+        await up(rig)
+        asked = asyncio.create_task(rig.ask(chat("how long?", stream=True)))
+        await until(lambda: tagging.counts.late_used == 1, 20.0, lambda: tagging.counts.misses)
+        mirrors = [replica.mirror for replica in rig.app.plane.fleet if replica.mirror is not None]
+        assert [seat.expected for mirror in mirrors for seat in mirror.seats] == [round(exp(5.0))]
+        assert tagging.counts.misses == {"late": 1}
+        go_on.set()
+        assert (await asked).status == 200
+
+    run(case, config("", mode="auto", deadline_ms=1.0), backends=backends)
+
+
 @pytest.mark.parametrize("fault", ["silent", "nan", "negative", "garbage", "huge", "rubbish", "slow", "dies", "refuses"])
 def test_case_15_3_the_tagger_at_fault(fault: str) -> None:
     """15.3: every fault of the tagger's process: all requests are served, within the deadline, and each cause is counted."""
