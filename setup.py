@@ -72,6 +72,7 @@ MYPYC = [
     "predictor.prefix",
     "predictor.queues",
     "predictor.seats",
+    "predictor.share",
     "predictor.stepclock",
 ]
 

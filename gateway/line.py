@@ -19,7 +19,8 @@ from gateway.jobs import Job
 from gateway.plan import WALK, Ticket
 from gateway.views import View
 from predictor.budget import Gamma
-from predictor.queues import TIERED, Share, TieredQueue, Waiting
+from predictor.queues import TIERED, TieredQueue, Waiting
+from predictor.share import Share
 
 NEVER = float("inf")
 RETIER_S = 0.005

@@ -18,11 +18,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Final
 
+from predictor.share import Share
+
 ORDERS: Final = ("fcfs", "sjf", "edf", "lrb", "mh")
 TIERED: Final = ("lrb", "mh")
 RHO: Final = {"lrb": 0.10, "mh": 0.02}
 AGE_S: Final = 120.0
 HYSTERESIS: Final = 0.05
+FEW: Final = 24  # so many change places one by one; of more the list is made anew
 
 
 class Waiting:
@@ -80,33 +83,6 @@ class Waiting:
 
     def __repr__(self) -> str:
         return f"<Waiting {self.id} tier={self.tier} cost_s={self.cost_s:.3f} deadline_s={self.deadline_s:.3f}>"
-
-
-class Share:
-    """Tier 2's part of what is handed out, in tokens, counted only while both tiers have somebody.
-
-    `debt` is what tier 2 is owed: rho x all - its own. It stays within one item (or one batch's rounding), so over any
-    window the share is rho up to that.
-    """
-
-    __slots__ = ("debt", "rho")
-
-    def __init__(self, rho: float) -> None:
-        assert 0 <= rho <= 1
-        self.rho = rho
-        self.debt = 0.0
-
-    def due(self, tokens: int) -> int:
-        """How many of a batch of so many tokens tier 2 is to get, where prompts may be cut."""
-        return max(0, min(tokens, math.floor(self.debt + self.rho * tokens)))
-
-    def turn(self, tokens: int) -> bool:
-        """Whether it is the turn of a request of tier 2 with so many tokens, where prompts are handed out whole."""
-        return self.rho > 0 and self.debt >= 0.5 * (1.0 - self.rho) * tokens
-
-    def count(self, first: int, second: int) -> None:
-        """So many tokens were handed out to each tier, both having somebody."""
-        self.debt += self.rho * (first + second) - second
 
 
 class TieredQueue:
@@ -261,17 +237,28 @@ class TieredQueue:
         if self._second:  # whose share tier 1 must do without
             capacity *= max(1.0 - self.share.rho, 0.01)
         wanted = self._plan_mh(now_s + ahead_s, capacity) if self.order == "mh" else self._plan_lrb(now_s + ahead_s, capacity)
-        for (_, _, waiting), tier in zip(self._live, wanted, strict=True):
-            if waiting.tier != tier:
-                moved += 1
-                if tier == 1:
+        changed = [item[2] for item, tier in zip(self._live, wanted, strict=True) if item[2].tier != tier]
+        self._change(changed)
+        if moved or changed:
+            self._first = [item for item in self._live if item[2].tier == 1]
+        return moved + len(changed)
+
+    def _change(self, changed: list[Waiting]) -> None:
+        """To the other tier with each of them; of tier 1's list the caller takes care."""
+        if len(changed) <= FEW:
+            for waiting in changed:
+                if waiting.tier == 2:
                     self._drop_second(waiting)
                     waiting.tier = 1
                 else:
                     self._demote(waiting)
-        if moved:
-            self._first = [item for item in self._live if item[2].tier == 1]
-        return moved
+            return
+        for waiting in changed:
+            waiting.tier = 3 - waiting.tier
+        second = [item for item in self._second if item[2].tier == 2]
+        second += [(waiting.late_key, waiting.number, waiting) for waiting in changed if waiting.tier == 2]
+        second.sort()  # two runs in order, the second one short
+        self._second = second
 
     def _plan_lrb(self, start_s: float, capacity: float) -> list[int]:
         """The tier of each in `_live`: 1 while its budget is above 0."""
@@ -298,30 +285,45 @@ class TieredQueue:
         heap: list[tuple[float, int, float]] = []
         heaped = False
         begin_s = start_s
-        for place, (_, _, waiting) in enumerate(self._live):
+        for place, (limit_s, _, waiting) in enumerate(self._live):
             cost_s = waiting.cost_s * stretch
-            limit_s = waiting.deadline_s if waiting.tier == 1 else waiting.deadline_s - hysteresis * waiting.slo_s
+            if waiting.tier == 2:
+                limit_s -= hysteresis * waiting.slo_s
             if start_s + cost_s > limit_s:  # not even alone
                 wanted.append(2)
                 continue
             wanted.append(1)
             work_s = waiting.work_s * stretch
-            item = (-work_s * waiting.weight, place, work_s)
+            if begin_s + cost_s <= limit_s:
+                begin_s += work_s / capacity
+                if heaped:
+                    heapq.heappush(heap, (-work_s * waiting.weight, place, work_s))
+                continue
             if heaped:
-                heapq.heappush(heap, item)
+                _, out, spared_s = heapq.heappushpop(heap, (-work_s * waiting.weight, place, work_s))
             else:
-                heap.append(item)
-            while begin_s + cost_s > limit_s and wanted[place] == 1:
-                if not heaped:
-                    heapq.heapify(heap)
-                    heaped = True
+                heap, heaped = self._heap(wanted), True
+                _, out, spared_s = heapq.heappop(heap)
+            wanted[out] = 2
+            while out != place:
+                begin_s -= spared_s / capacity
+                if begin_s + cost_s <= limit_s:
+                    begin_s += work_s / capacity
+                    break
                 _, out, spared_s = heapq.heappop(heap)
                 wanted[out] = 2
-                if out != place:
-                    begin_s -= spared_s / capacity
-            if wanted[place] == 1:
-                begin_s += work_s / capacity
         return wanted
+
+    def _heap(self, wanted: list[int]) -> list[tuple[float, int, float]]:
+        """Those of the first in `_live` that are in tier 1 so far, the largest at the top."""
+        stretch = self._stretch
+        heap = [
+            (-stretch * item[2].work_s * item[2].weight, place, stretch * item[2].work_s)
+            for place, (item, tier) in enumerate(zip(self._live, wanted, strict=False))
+            if tier == 1
+        ]
+        heapq.heapify(heap)
+        return heap
 
     # ---- the lists behind it ----
 
@@ -375,6 +377,8 @@ class TieredQueue:
 
     def _forget_late(self, now_s: float) -> int:
         """Those whose deadline has passed have no chance any more: out of the planning, into tier 2."""
+        if self.order == "mh" and (not self._live or self._live[0][0] > now_s):
+            return 0  # sorted by deadline
         late = [waiting for _, _, waiting in self._live if waiting.deadline_s <= now_s]
         if not late:
             return 0

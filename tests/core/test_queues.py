@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from predictor.queues import Share, TieredQueue, Waiting
+from predictor.queues import FEW, TieredQueue, Waiting
+from predictor.share import Share
 
 
 def filled(order: str, rows: list[tuple[str, float, float, float]], **options: float) -> TieredQueue:
@@ -151,3 +152,19 @@ def test_what_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
 def test_a_request_without_a_cost_is_refused(cost_s: float, tokens: int) -> None:
     with pytest.raises(ValueError, match="request 'a'"):
         Waiting("a", 0.0, cost_s, tokens)
+
+
+@pytest.mark.parametrize("order", ["lrb", "mh"])
+def test_whether_few_or_many_change_place_their_order_is_the_same(order: str) -> None:
+    rows = [(f"{number:03}", 0.0, 0.02 + number % 7 * 0.01, 1.0 + number % 90 * 0.1) for number in range(10 * FEW)]
+    queues = [filled(order, rows), filled(order, rows)]
+    assert queues[0].retier(0.5, stretch=30.0) > FEW  # at once
+    for step in range(300):  # little by little
+        queues[1].retier(0.5, stretch=1.0 + 29.0 * step / 299)
+    for queue in queues:
+        assert [waiting.tier for waiting in queue.first(0.5)] == [1] * queue.tiers[0]
+        keys = [waiting.late_key for waiting in queue.second(0.5)]
+        assert keys == sorted(keys)
+        assert sum(queue.tiers) == len(rows)
+    assert queues[0].retier(0.5, stretch=1.0) > FEW  # back
+    assert queues[0].tiers[0] > queues[1].tiers[0]
