@@ -1,28 +1,21 @@
 """Runs a vLLM server on this machine's CPU: for `gateway demo --real` and for the engine tests.
 
-A child process in a group of its own; this process never imports vLLM. Nothing here decides where requests go.
-The settings keep one server small (about 2 GB, one busy core): no warm-up, no compilation, 96 KV blocks of 128
-tokens. vLLM spawns two more processes, so signals always go to the whole group.
+A child with processes of its own (backends.child); this process never imports vLLM. Nothing here decides where requests
+go. The settings keep one server small (about 2 GB, one busy core): no warm-up, no compilation, 96 KV blocks of 128 tokens.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends.child import Child
+
 _HOST = "127.0.0.1"
-_TAIL_BYTES = 4096
 _PROBE_GAP_S = 0.2
 _PROBE_TIMEOUT_S = 2.0
 # 96 blocks of 128 tokens at 23,040 bytes a token (SmolLM2-135M: 30 layers, 3 KV heads of 64, bf16), rounded up.
 _KV_BYTES = 300_000_000
-# Asks Linux for SIGTERM when the process that started it is gone, however that ended, and becomes the server. Without
-# it a parent that is killed leaves gigabytes of engine behind. (1 is PR_SET_PDEATHSIG; exec keeps it.)
-_END_WITH_PARENT = (
-    "import ctypes, os, signal, sys\nctypes.CDLL(None).prctl(1, signal.SIGTERM)\nos.execv(sys.argv[1], sys.argv[1:])\n"
-)
 _SETUP = "tests/engine/setup.sh"
 
 
@@ -95,77 +88,42 @@ class LocalVllm:
         self.launch = launch
         self.log_path = log_path
         self._inherited = dict(inherited)
-        self._process: asyncio.subprocess.Process | None = None
+        self._child = Child(log_path)
 
     def __repr__(self) -> str:
-        state = "not started" if self._process is None else f"pid {self._process.pid}"
-        if self._process is not None and self._process.returncode is not None:
-            state = f"ended with {self._process.returncode}"
-        return f"LocalVllm({self.launch.served_name} at {self.launch.url}, {state})"
+        return f"LocalVllm({self.launch.served_name} at {self.launch.url}, {self._child!r})"
 
     @property
     def running(self) -> bool:
-        """Whether the API server process is there (it may not be ready yet)."""
-        return self._process is not None and self._process.returncode is None
+        """Whether its processes are there (it may not be ready yet)."""
+        return self._child.running
 
     @property
     def pid(self) -> int:
-        """Of the API server, which leads the process group. It must have been started."""
-        assert self._process is not None, "start() first"
-        return self._process.pid
+        """Of the process that lives as long as the server. It must have been started."""
+        return self._child.pid
 
     async def start(self) -> None:
-        """Start the process; its output goes to the end of the log file."""
-        assert not self.running, f"{self!r} is already running"
-        with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(str(self.launch.python), "-c", _END_WITH_PARENT, *self.launch.command()),
-                env=self.launch.environment(self._inherited),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        """Start it; its output goes to the end of the log file."""
+        await self._child.start(self.launch.command(), self.launch.environment(self._inherited))
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Return once /health answers 200. Raises LocalVllmError if the process ends first or the time is over."""
-        assert self._process is not None, "start() first"
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._healthy():
-                    if await self._ends_within(_PROBE_GAP_S):
-                        code = self._process.returncode
-                        raise LocalVllmError(f"vLLM ended with {code} before it was ready.{self._log_tail()}")
+                    if await self._child.ends_within(_PROBE_GAP_S):
+                        raise LocalVllmError(f"vLLM ended with {self._child.code} before it was ready.{self._log_end()}")
         except TimeoutError:
-            raise LocalVllmError(f"vLLM was not ready after {timeout_s:.0f} s.{self._log_tail()}") from None
+            raise LocalVllmError(f"vLLM was not ready after {timeout_s:.0f} s.{self._log_end()}") from None
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """End it and what it spawned: SIGTERM, after `grace_s` SIGKILL. Does nothing if it is not running."""
-        if self.running:
-            self._signal(signal.SIGTERM)
-            await self._ends_within(grace_s)
-        # Also when the API server has gone by itself: its engine processes may have been left behind.
-        await self.kill()
+        await self._child.stop(grace_s)
 
     async def kill(self) -> None:
-        """SIGKILL the whole group at once, as a crash of the machine would."""
-        if self._process is not None:
-            self._signal(signal.SIGKILL)
-            await self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return
-
-    async def _ends_within(self, seconds: float) -> bool:
-        assert self._process is not None
-        try:
-            await asyncio.wait_for(self._process.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        """SIGKILL all its processes at once, as a crash of the machine would."""
+        await self._child.kill()
 
     async def _healthy(self) -> bool:
         try:
@@ -180,9 +138,5 @@ class LocalVllm:
             return False
         return status.split(b" ")[1:2] == [b"200"]
 
-    def _log_tail(self) -> str:
-        with self.log_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-        return f" The end of {self.log_path}:\n{text}"
+    def _log_end(self) -> str:
+        return f" The end of {self.log_path}:\n{self._child.tail()}"

@@ -1,0 +1,144 @@
+"""Programs of ours and all that they start: ended when told to, when their parent is gone, and when they end themselves."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends import child as child_module
+from backends.child import Child
+from tests.wire.kit import until
+
+ROOT = Path(__file__).parents[2]
+# What it starts goes into a session of its own, as daemons do; `--stubborn`: neither heeds SIGTERM.
+PROGRAM = """
+import signal, subprocess, sys
+stubborn = "--stubborn" in sys.argv
+code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+helper = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+helper.stdout.readline()
+if stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("helper", helper.pid, flush=True)
+if "--brief" in sys.argv:
+    sys.exit(7)
+signal.pause()
+"""
+PARENT = """
+import asyncio, os, sys
+from pathlib import Path
+from backends import child, guardian
+async def main():
+    program = child.Child(Path(sys.argv[1]))
+    await program.start((sys.executable, "-c", sys.argv[2], "--stubborn"), os.environ)
+    print(program.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def helper_of(log: Path) -> int:
+    return int(log.read_text().split("helper ")[1].split()[0])
+
+
+async def started(log: Path, *args: str) -> Child:
+    """A child whose program has started its helper."""
+    child = Child(log)
+    await child.start((sys.executable, "-c", PROGRAM, *args), os.environ)
+    await until(lambda: log.exists() and log.read_text().endswith("\n"), 20.0)
+    return child
+
+
+@pytest.mark.parametrize(("args", "code"), [((), 143), (("--stubborn",), 137)], ids=["polite", "stubborn"])
+def test_all_that_it_started_ends_with_it(tmp_path: Path, args: tuple[str, ...], code: int) -> None:
+    async def run() -> None:
+        child = await started(tmp_path / "log", *args)
+        helper = helper_of(tmp_path / "log")
+        assert not gone(helper)
+        assert await child.stop(grace_s=5.0 if code == 143 else 0.2)
+        assert not child.running
+        assert child.code == code
+        assert gone(helper)  # at once: the guardian has waited for it
+
+    asyncio.run(run())
+
+
+def test_what_it_leaves_behind_when_it_ends_is_ended_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        child = await started(tmp_path / "log", "--brief")
+        assert await child.ends_within(20.0)
+        assert (child.code, child.running) == (7, False)
+        assert gone(helper_of(tmp_path / "log"))
+        assert await child.stop(0.0)  # nothing to do
+
+    asyncio.run(run())
+
+
+def test_a_killed_guardian_takes_the_program_along(tmp_path: Path) -> None:
+    async def run() -> None:
+        child = Child(tmp_path / "log")
+        code = "import os, signal; print('helper', os.getpid(), flush=True); signal.pause()"
+        await child.start((sys.executable, "-c", code), os.environ)
+        await until(lambda: (tmp_path / "log").read_text().endswith("\n"), 20.0)
+        os.kill(child.pid, signal.SIGKILL)
+        assert await child.ends_within(5.0)
+        await until(lambda: gone(helper_of(tmp_path / "log")))
+
+    asyncio.run(run())
+
+
+def test_a_parent_that_is_killed_leaves_nothing_even_of_a_stubborn_program(tmp_path: Path) -> None:
+    code = PARENT.replace("    program =", "    child._GUARDIAN = (sys.executable, '-c', sys.argv[3])\n    program =")
+    guardian = (ROOT / "backends" / "guardian.py").read_text().replace("ORPHAN_S = 10.0", "ORPHAN_S = 0.3")
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", code, str(log), PROGRAM, guardian]
+
+    async def run(parent: "subprocess.Popen[str]") -> None:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        await until(lambda: log.exists() and log.read_text().endswith("\n"), 20.0)
+        parent.send_signal(signal.SIGKILL)
+        await until(lambda: gone(pid) and gone(helper_of(log)))
+
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True) as parent:
+        asyncio.run(run(parent))
+
+
+def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        child = Child(tmp_path / "log")
+        await child.start(("/nowhere/engine",), os.environ)
+        assert await child.ends_within(20.0)
+        assert child.code == 127
+        assert child.tail() == "cannot start /nowhere/engine: No such file or directory\n"
+        with pytest.raises(FileNotFoundError):
+            await child.start(("true",), os.environ, tmp_path / "nowhere")
+
+    asyncio.run(run())
+
+
+def test_the_log_is_appended_to_until_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "LOG_BYTES", 10)
+    log = tmp_path / "log"
+
+    async def run() -> None:
+        child = Child(log)
+        for word in ("one", "two", "three", "four"):
+            await child.start((sys.executable, "-c", f"print({word!r})"), os.environ)
+            assert await child.ends_within(20.0)
+            assert child.tail() == f"{word}\n"  # of this run alone
+
+    asyncio.run(run())
+    assert (tmp_path / "log.1").read_text() == "one\ntwo\nthree\n"
+    assert log.read_text() == "four\n"
