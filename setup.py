@@ -61,6 +61,7 @@ MYPYC = [
     "gateway.suspicion",
     "gateway.tag_rules",
     "gateway.tagging",
+    "gateway.tenants",
     "gateway.views",
     "predictor.budget",
     "predictor.memory",

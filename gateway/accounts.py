@@ -86,6 +86,18 @@ class Account:
         return output + max(0, self.prompt_tokens - self.counted_tokens)
 
     @property
+    def produced_tokens(self) -> int:
+        """Output tokens of one that is over; -1 while it is not, and of a plain answer that did not tell."""
+        if not self.finished_s:
+            return -1
+        return self.output_tokens if self.output_tokens >= 0 or not self.stream else self.events
+
+    @property
+    def begun(self) -> bool:
+        """Whether its last attempt was sent: then it may have run."""
+        return self.sent_s >= self.dispatched_s
+
+    @property
     def ttft_s(self) -> float:
         """Arrival to the first byte relayed; -1 when there was none."""
         return self.first_byte_s - self.arrived_s if self.first_byte_s >= 0 else -1.0

@@ -151,20 +151,23 @@ class Desk:
         return self._go_on(now_s) if self._line else []
 
     def finished(self, job_id: str, output_tokens: int, now_s: float) -> list[Action]:
-        """The job's answer is complete."""
+        """The job's answer is complete, with so many tokens; below 0: nobody knows."""
         ticket = self._tickets.pop(job_id, None)
         self.guard.gone(job_id)
+        self._line.tenants.settle(job_id, output_tokens)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
                 ticket.view.mirror.finished(job_id, now_s)
         return self._go_on(now_s) if self._line else []
 
-    def lost(self, job_id: str, now_s: float) -> list[Action]:
-        """The job is gone: cancelled while it waited, or failed or cancelled where it was. It may arrive again."""
+    def lost(self, job_id: str, now_s: float, output_tokens: int = -1, begun: bool = True) -> list[Action]:
+        """The job is gone: cancelled while it waited, or failed or cancelled where it was, with so many tokens (below 0:
+        nobody knows) or before it had `begun`. It may arrive again."""
         ticket = self._tickets.pop(job_id, None)
         self._asked.pop(job_id, None)
         self.guard.gone(job_id)
+        self._line.tenants.settle(job_id, output_tokens) if begun else self._line.tenants.refund(job_id)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:

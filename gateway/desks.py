@@ -170,15 +170,16 @@ class Desks:
         if actions or station.desk.waiting:
             self._carry_out(station, actions)
 
-    def ended(self, station: Station, job: Job, complete: bool) -> None:
-        """The job's answer is complete, or the job is gone."""
+    def ended(self, station: Station, job: Job, complete: bool, account: Account | None = None) -> None:
+        """The job's answer is complete, or the job is gone. `account`: of one that was sent."""
         self._placements.pop(job.id, None)
         if self.engines.views:
             self.engines.ended(job)
         desk, now_s = station.desk, self._plane.now()
         if desk.waiting:
             self._refresh(station)
-        actions = desk.finished(job.id, 0, now_s) if complete else desk.lost(job.id, now_s)
+        tokens, begun = (-1, True) if account is None else (account.produced_tokens, account.begun)
+        actions = desk.finished(job.id, tokens, now_s) if complete else desk.lost(job.id, now_s, tokens, begun)
         if self.engines.fresh:
             self.engines.teach()
         if actions or desk.waiting or station.timer is not None:

@@ -5,9 +5,7 @@ and `mh` put those who can still be in time into tier 1 (predictor.queues decide
 are tier 2, in the rule's key order, and get the share `rho` of the prompt tokens sent while both have somebody. After
 `age_s` no later arrival overtakes.
 
-Within a tier tenants share by virtual token counters: each is charged the prompt and twice the expected output tokens of
-what was sent for it, over its weight; who is more than FAIR_LEAD_TOKENS ahead of the least one lets others pass. One who
-comes back to the line starts at the least counter there, so nobody saves up. Source: Sheng et al., virtual token counter.
+Within a tier tenants share by virtual token counters (`tenants`).
 """
 
 from bisect import insort
@@ -17,6 +15,7 @@ from math import pow as power
 from gateway.config import ModelSpec
 from gateway.jobs import Job
 from gateway.plan import WALK, Ticket
+from gateway.tenants import Tenants
 from gateway.views import View
 from predictor.budget import Gamma
 from predictor.queues import TIERED, TieredQueue, Waiting
@@ -24,9 +23,6 @@ from predictor.share import Share
 
 NEVER = float("inf")
 RETIER_S = 0.005
-FAIR_LEAD_TOKENS = 8192.0
-OUTPUT_WEIGHT = 2.0
-TENANTS_MAX = 4096
 CAPACITY_HALF_S = 5.0
 CAPACITY_LEAST = 0.05  # of the replicas: below this it is not their pace that holds the line
 
@@ -135,8 +131,7 @@ class Line:
         self._tiered_s = -NEVER
         self._order: list[Ticket] | None = None  # what `in_order` gave last, as long as it stands
         self._costs: dict[str, float] = {}
-        self._tenants: dict[str, int] = {}
-        self._spent: dict[str, float] = {}
+        self.tenants = Tenants()
         self.knows_slo = False  # whether anybody ever came with a deadline: only then are costs of use
 
     def __len__(self) -> int:
@@ -151,7 +146,7 @@ class Line:
     @property
     def plain(self) -> bool:
         """Whether the order of keys is all there is to it."""
-        return not self._held and len(self._tenants) < 2
+        return not self._held and not self.tenants.share
 
     @property
     def tickets(self) -> Sequence[Ticket]:
@@ -181,7 +176,7 @@ class Line:
                 self._queue.add(waiting, now_s)
                 self._held[job.id] = Held(waiting, now_s)
         if job.tenant:
-            self._tenant_comes(job.tenant)
+            self.tenants.comes(job.tenant)
 
     def remove(self, ticket: Ticket, now_s: float, *, sent: bool) -> tuple[int, float]:
         """Leave, to a replica or for good. Gives the tier and the seconds spent in tier 2."""
@@ -203,7 +198,7 @@ class Line:
             waited = sent and job.arrival_s < now_s
             self._capacity.left(self._costs.pop(job.id, 0.0), waited, not self._list, now_s)
         if job.tenant:
-            self._tenant_goes(ticket, sent)
+            self.tenants.goes(ticket, sent)
         return tier, second_s
 
     def resort(self) -> None:
@@ -227,7 +222,7 @@ class Line:
         """Everybody, or at least the first WALK, in the order in which they are to be sent. `ahead_s`: seconds until
         anybody can begin at one of so many replicas."""
         if not self._held:
-            return self._list if len(self._tenants) < 2 else self._fair(self._list)
+            return self._list if not self.tenants.share else self.tenants.fair(self._list)
         assert self._queue is not None
         if now_s - self._tiered_s >= RETIER_S:
             self._tiered_s = now_s
@@ -255,8 +250,8 @@ class Line:
         aged.sort(key=_arrival)
         assert self._queue is not None
         first = [tickets[waiting.id] for waiting in self._queue.first(now_s) if waiting.id in tickets]
-        if len(self._tenants) > 1:
-            first, rest = self._fair(first), self._fair(rest)
+        if self.tenants.share:
+            first, rest = self.tenants.fair(first), self.tenants.fair(rest)
         return aged + self._mixed(first, rest)
 
     def _mixed(self, first: list[Ticket], second: list[Ticket]) -> list[Ticket]:
@@ -278,48 +273,6 @@ class Line:
                 at += 1
         return order + first[at:] + second[behind:]
 
-    # -- tenants
-
-    def _fair(self, tickets: list[Ticket]) -> list[Ticket]:
-        """The same with tenants that are too far ahead held back, as far as the walk looks."""
-        spent = {tenant: self._spent.get(tenant, 0.0) for tenant in self._tenants}
-        left = list(tickets)
-        order: list[Ticket] = []
-        while left and len(order) < WALK:
-            least = min([spent[ticket.job.tenant] for ticket in left if ticket.job.tenant], default=0.0)
-            at = next(i for i, t in enumerate(left) if not t.job.tenant or spent[t.job.tenant] <= least + FAIR_LEAD_TOKENS)
-            ticket = left.pop(at)
-            order.append(ticket)
-            if ticket.job.tenant:
-                spent[ticket.job.tenant] += _charge(ticket)
-        return order + left
-
-    def _tenant_comes(self, tenant: str) -> None:
-        known = self._tenants.get(tenant, 0)
-        if not known:
-            least = min([self._spent.get(other, 0.0) for other in self._tenants], default=0.0)
-            if len(self._spent) >= TENANTS_MAX:
-                self._spent = {other: self._spent.get(other, 0.0) for other in self._tenants}
-            self._spent[tenant] = max(self._spent.get(tenant, 0.0), least)
-        self._tenants[tenant] = known + 1
-
-    def _tenant_goes(self, ticket: Ticket, sent: bool) -> None:
-        tenant = ticket.job.tenant
-        if sent:
-            self._spent[tenant] = self._spent.get(tenant, 0.0) + _charge(ticket)
-        left = self._tenants[tenant] - 1
-        if left:
-            self._tenants[tenant] = left
-        else:
-            del self._tenants[tenant]
-            if not self._tenants:
-                self._spent.clear()  # nobody waits: nobody owes
-
 
 def _arrival(ticket: Ticket) -> float:
     return ticket.job.arrival_s
-
-
-def _charge(ticket: Ticket) -> float:
-    job = ticket.job
-    return (job.prompt_tokens - ticket.best_hit + OUTPUT_WEIGHT * job.lengths.q50) / job.tenant_weight

@@ -358,7 +358,7 @@ class Placement:
         assert self._job is not None
         self._counted = False
         self._plane.fleet.carried(replica, self._stream)
-        self._plane.desks.ended(self.station, self._job, complete)
+        self._plane.desks.ended(self.station, self._job, complete, self._seeker.account)
 
     def stop(self, complete: bool) -> None:
         """The request is over: out of the line, out of the replica's count."""

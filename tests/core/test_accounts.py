@@ -28,3 +28,29 @@ def test_an_account_starts_as_the_worst_end_and_shares_nothing() -> None:
     assert (other.end, other.status, other.model, other.prompt_tokens) == ("client_gone", 0, "", -1)
     one.request_id, one.route = "r-1", "chat"
     assert repr(one) == "<Account r-1 chat m 200 complete>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "produced"),
+    [
+        ({"output_tokens": 7, "stream": True, "events": 9}, -1),  # not over
+        ({"finished_s": 5.0, "output_tokens": 7, "stream": True, "events": 9}, 7),
+        ({"finished_s": 5.0, "stream": True, "events": 9}, 9),
+        ({"finished_s": 5.0}, -1),  # a plain answer without usage
+    ],
+)
+def test_what_was_produced_is_known_when_it_is_over(fields: dict[str, float], produced: int) -> None:
+    account = Account(1.0)
+    for name, value in fields.items():
+        setattr(account, name, value)
+    assert account.produced_tokens == produced
+
+
+def test_an_attempt_that_was_not_sent_has_not_begun() -> None:
+    account = Account(1.0)
+    account.dispatched_s = 2.0
+    assert not account.begun
+    account.sent_s = 2.0
+    assert account.begun
+    account.dispatched_s = 3.0  # the next one
+    assert not account.begun

@@ -6,8 +6,9 @@ import pytest
 
 from gateway.config import ModelSpec, OrderName
 from gateway.jobs import Job
-from gateway.line import FAIR_LEAD_TOKENS, Capacity, Line
+from gateway.line import Capacity, Line
 from gateway.plan import Ticket, order_key
+from gateway.tenants import FAIR_LEAD_TOKENS
 from predictor.request import LengthEstimate
 
 NEVER = float("inf")
