@@ -6,7 +6,9 @@ The end kinds are those of the reliability goal: each accepted request has exact
 from typing import Literal
 
 from gateway.config import KeySpec
+from gateway.jobs import Dispatch
 from gateway.slo import NEVER, Promise
+from predictor.mirror import Mirror
 
 End = Literal["complete", "refused", "failed_before_first_byte", "failed_in_stream", "client_gone"]
 
@@ -49,6 +51,7 @@ class Account:
     second_s: float = 0.0  # of the wait, in tier 2
     wait_told: bool = False  # the client was told of its wait, on the stream
     tag_s: float = 0.0  # of the wait, to know how long the answer may be
+    swap_s: float = 0.0  # of the wait, while its model lay on no device
     probe_s: float = 0.0  # of the wait, for sidecars
     first_dispatched_s: float = -1.0  # of the first attempt
     asked_tokens: int = 0  # of the prompt, as estimated
@@ -73,6 +76,19 @@ class Account:
         assert promise is not None
         self.deadline_s = self.arrived_s + min(promise.ttft_s, promise.e2e_s - decode_s)
         return self.deadline_s
+
+    def attempted(self) -> None:
+        """An attempt that did not run is over."""
+        if self.first_dispatched_s < 0:
+            self.first_dispatched_s = self.dispatched_s
+
+    def placed(self, dispatch: Dispatch, mirror: Mirror | None) -> None:
+        """A desk sent it: for its budget, and for an engine that is told of that."""
+        job = dispatch.job
+        self.tier, self.second_s = dispatch.tier, dispatch.second_s
+        self.asked_tokens, self.expected_tokens = job.prompt_tokens, job.lengths.q50
+        if mirror is not None:
+            self.work_s = mirror.work_s(job.prompt_tokens, min(dispatch.hit_tokens, job.prompt_tokens - 1))
 
     @property
     def counted_tokens(self) -> int:

@@ -8,7 +8,7 @@ served among those, and nobody is overtaken by whoever comes later than that.
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from gateway.config import Queue, Retry
@@ -68,6 +68,10 @@ class WaitingLine(Generic[Item]):
     def models(self) -> tuple[str, ...]:
         """Models somebody waits for."""
         return tuple(self._lines)
+
+    def __iter__(self) -> Iterator[Item]:
+        """All who wait."""
+        return iter([item for line in self._lines.values() for _, item in line])
 
     def waiting(self, model: str) -> int:
         """How many wait for `model`."""

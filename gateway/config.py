@@ -184,6 +184,10 @@ class Timeouts:
     write_stall_s: float = 300.0
     drain_s: float = 120.0
 
+    def silent_s(self, stream: bool) -> float:
+        """How long an engine may give nothing at all."""
+        return self.first_byte_s if stream else self.unary_s
+
 
 @dataclass(frozen=True, slots=True)
 class Queue:

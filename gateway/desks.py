@@ -80,6 +80,10 @@ class Desks:
         """Jobs that wait for a replica to open."""
         return sum(desk.held for _, desk in self)
 
+    def placements(self) -> Iterator["Placement"]:
+        """Of all jobs, those in engines included."""
+        return iter(self._placements.values())
+
     def waiting_for(self, model: str) -> int:
         """... of one model."""
         return sum(desk.waiting for name, desk in self if name == model)

@@ -6,7 +6,7 @@ after another drop the connection is held against itself, not against them (the 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,16 +19,17 @@ State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
 Failure = Literal["connect", "timeout", "reset", "status"]
 
 MOVES: dict[State, frozenset[State]] = {
-    "starting": frozenset(("ready", "down", "draining")),
+    "starting": frozenset(("ready", "down", "draining", "asleep")),
     "ready": frozenset(("down", "draining", "asleep", "swapping")),
-    "down": frozenset(("ready", "draining", "starting")),
-    "asleep": frozenset(("swapping", "ready", "down", "draining")),
-    "swapping": frozenset(("ready", "asleep", "down", "draining")),
+    "down": frozenset(("ready", "draining", "starting", "asleep", "swapping")),
+    "asleep": frozenset(("swapping", "starting", "draining")),
+    "swapping": frozenset(("ready", "starting", "asleep", "draining")),
     "draining": frozenset(("starting",)),
 }
 NEVER = float("inf")
 ROUTES_CACHED = 4096
 TRANSITIONS_KEPT = 256
+OVERLOAD_WAIT_S, OVERLOAD_WAIT_MAX_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class Replica(View):
     def __init__(self, spec: BackendSpec) -> None:
         super().__init__(spec.name, spec.weight, spec.max_in_flight)
         self.spec = spec
-        self.state: State = "starting"
-        self.reason = "not probed yet"
+        self.moves = spec.swap.way != "none"  # its model shares a device, and is there or not
+        self.state: State = "asleep" if self.moves else "starting"
+        self.reason = "not looked at yet" if self.moves else "not probed yet"
         self.identity = Identity(engine=spec.engine, models=spec.models)
         self.streams = 0
         self.stalled = 0
@@ -62,6 +64,7 @@ class Replica(View):
         self.ready_since_s = 0.0  # the last recovery
         self.overloaded_until_s = 0.0
         self.drain_until_s: float | None = None
+        self.paused = False  # its requests stay in an engine that is off its device
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.state} in_flight={self.in_flight} failures={self.failures}>"
@@ -141,7 +144,7 @@ class Fleet:
     def hopeful(self, model: str) -> bool:
         """Whether a replica that never failed yet may come to serve `model` soon: worth a wait in the queue."""
         return any(
-            r.state in ("starting", "swapping") and (model in r.models or not r.models) and r.failures == 0
+            r.state in ("starting", "swapping", "asleep") and (model in r.models or not r.models) and r.failures == 0
             for r in self._replicas.values()
         )
 
@@ -242,6 +245,35 @@ class Fleet:
         replica.drain_until_s = None
         self._move(replica, "starting", "not probed since it drained")
 
+    # -- events: models that share a device
+
+    def cut(self, replica: Replica, reason: str) -> None:
+        """Its model is to leave the device: no new requests, those there go on."""
+        self._move(replica, "swapping", reason)
+
+    def reopened(self, replica: Replica) -> None:
+        """It stays after all."""
+        if replica.state == "swapping":
+            self._move(replica, "ready", "")
+
+    def slept(self, replica: Replica, reason: str) -> None:
+        """Its model is off the device."""
+        if replica.state not in ("asleep", "draining"):
+            self._move(replica, "asleep", reason)
+        replica.reason = reason
+
+    def coming(self, replica: Replica, reason: str) -> None:
+        """Its model is on its way to the device."""
+        self._move(replica, "swapping", reason)
+
+    def awake(self, replica: Replica) -> None:
+        """Its model is on the device; a probe makes it ready."""
+        replica.failures = 0
+        replica.trial = replica.wedged = replica.paused = False
+        replica.suspects.clear()
+        if replica.state in ("asleep", "swapping"):
+            self._move(replica, "starting", "not probed since it came")
+
     # -- events: requests
 
     def dispatched(self, replica: Replica, now_s: float, stream: bool) -> None:
@@ -284,9 +316,22 @@ class Fleet:
                 if blamed is not None and blamed.state == "ready":
                     self._count_failure(blamed, "dropped a request that works elsewhere")
 
-    def overloaded(self, replica: Replica, until_s: float) -> None:
-        """It said 429 or 503: not a failure, but no new requests until then."""
-        replica.overloaded_until_s = max(replica.overloaded_until_s, until_s)
+    def responded(
+        self,
+        replica: Replica,
+        status: int,
+        values: Mapping[bytes, bytes],
+        body_hash: int | None,
+        now_s: float,
+        sent_s: float,
+    ) -> None:
+        """An answer's head is here. 429 and 503 are no failure: it is left alone for as long as it says."""
+        if status == 429 or status == 503:
+            replica.overloaded_until_s = max(replica.overloaded_until_s, now_s + _overload_wait_s(values.get(b"retry-after")))
+        elif status >= 500:
+            self.failed(replica, "status", f"answered {status}", None, now_s, sent_s)
+        else:
+            self.answered(replica, body_hash, now_s)
 
     def failed(
         self, replica: Replica, kind: Failure, reason: str, body_hash: int | None, now_s: float, sent_s: float = NEVER
@@ -336,3 +381,10 @@ class Fleet:
     def _changed(self) -> None:
         self.version += 1
         self._routes.clear()
+
+
+def _overload_wait_s(retry_after: bytes | None) -> float:
+    """How long a backend that said 429 or 503 is left alone."""
+    if retry_after is not None and retry_after.isdigit() and len(retry_after) < 9:
+        return min(OVERLOAD_WAIT_MAX_S, max(OVERLOAD_WAIT_S, float(retry_after)))
+    return OVERLOAD_WAIT_S

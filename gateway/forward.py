@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gateway import promises, refusals, wait_status
 from gateway.accounts import Account, End
 from gateway.answer import Answer, write_own
-from gateway.api import Refusal, unknown_model
+from gateway.api import Refusal
 from gateway.deadlines import overdue
 from gateway.desks import unix_ms
 from gateway.dispatch import Ask
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gateway.server import DataPlane
 
 NEVER = float("inf")
-ONE_WRITE_BYTES = 65536
 CONNECT_SLACK_S = 2.0
+PAUSED_LOOK_S = 1.0
 
 
 class Exchange:
@@ -129,10 +129,7 @@ class Exchange:
         if response_id := intake.verdict.route.response_id or fields.previous_response_id:
             self._pin(response_id)
             return
-        model = plane.resolve(fields.model)
-        if model is None:
-            raise unknown_model(fields.model, plane.known_models())
-        account.model = model
+        account.model = model = plane.resolved(fields.model)
         verdict = intake.verdict
         if verdict.asked is not None or plane.has_classes or fields.agent_deadline_s < NEVER:
             promises.promise(plane.classes, verdict.client, verdict.asked, account, fields)
@@ -171,10 +168,10 @@ class Exchange:
     def on_placed(self, pool: BackendPool, connection: UpstreamConnection) -> None:
         """Send the request. From here on it may have run."""
         plane, account = self._plane, self.account
-        pieces, verdict, timeouts = self._pieces or (self._intake.body,), self._intake.verdict, plane.timeouts
+        pieces, verdict = self._pieces or (self._intake.body,), self._intake.verdict
         self._connection, self._phase = connection, "sent"
         now_s = account.sent_s = plane.now()
-        self._client.due_s = now_s + (timeouts.first_byte_s if self._fields.stream else timeouts.unary_s)
+        self._client.due_s = now_s + plane.timeouts.silent_s(self._fields.stream)
         lines = verdict.lines_identity if self._strip else verdict.lines
         replica = self._replica
         if account.promise is not None or replica.scheduling:
@@ -183,10 +180,7 @@ class Exchange:
         size = len(pieces[0]) if len(pieces) == 1 else sum([len(piece) for piece in pieces])
         name = account.request_id.encode()
         request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, name, pool.as_session)
-        if size <= ONE_WRITE_BYTES:
-            connection.send(self, b"".join((request, *pieces)))
-        else:
-            connection.send(self, request, *pieces)
+        connection.send(self, size, request, *pieces)
 
     # -- the answer: called by the backend's connection
 
@@ -196,15 +190,10 @@ class Exchange:
         assert placement is not None
         assert self._intake.head is not None
         now_s = self._heard_s = plane.now()
-        if status == 429 or status == 503:
-            plane.fleet.overloaded(replica, now_s + plane.overload_wait_s(head.values.get(b"retry-after")))
-            if placement.retry_elsewhere():
-                self._let_go()
-                return
-        elif status >= 500:
-            plane.fleet.failed(replica, "status", f"answered {status}", None, now_s, self.account.sent_s)
-        else:
-            plane.fleet.answered(replica, self._intake.body_hash, now_s)
+        plane.fleet.responded(replica, status, head.values, self._intake.body_hash, now_s, self.account.sent_s)
+        if (status == 429 or status == 503) and placement.retry_elsewhere():
+            self._let_go()
+            return
         self.account.status = status
         self._drop_body()
         self._phase = "answer"
@@ -291,11 +280,22 @@ class Exchange:
                 self.refuse(promises.waited_too_long(self.account, self._placement, wait_s, now_s))
         elif self._phase == "connect":
             self.refuse(refusals.connect_failed())
+        elif self._phase not in ("sent", "answer") or self._excused(now_s):
+            return
         elif self._phase == "sent":
             self._plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s, self.account.sent_s)
             self._cut(refusals.first_byte_timeout())
-        elif self._phase == "answer":
+        else:
             self._check_answer(now_s)
+
+    def _excused(self, now_s: float) -> bool:
+        """The engine is paused for another model, or was just now: its silence is not its own."""
+        if self._replica.paused:
+            self._heard_s = now_s
+            self._client.due_s = min(now_s + PAUSED_LOOK_S, self.account.arrived_s + self._plane.timeouts.total_s)
+        elif self._phase == "sent" and self._heard_s > self.account.sent_s:
+            self._client.due_s = self._heard_s + self._plane.timeouts.silent_s(self._fields.stream)
+        return self._client.due_s > now_s
 
     def _check_answer(self, now_s: float) -> None:
         what, due_s = overdue(self._plane.timeouts, now_s, self.account.arrived_s, self._heard_s, self._stalled_s)
@@ -371,9 +371,9 @@ class Exchange:
 
     def _let_go(self) -> None:
         """Break off what the backend does for us, if anything."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abandon()
+        if self._connection is not None:
+            self._connection.abandon()
+        self._connection = None
 
     def _settle(self, end: End, reason: str, keep_alive: bool, broken: bool = False) -> None:
         """The one exit."""

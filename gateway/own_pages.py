@@ -19,7 +19,7 @@ def answer(local: LocalRoute, fleet: Fleet, aliases: Mapping[str, str], draining
         return 200, _JSON, models_body(_cards(fleet, aliases))
     if local.what == "model":
         return _model(local.argument, fleet, aliases)
-    if local.what == "readyz" and (draining or not any(r.state == "ready" for r in fleet)):
+    if local.what == "readyz" and (draining or not any(r.state == "ready" or r.moves for r in fleet)):
         return 503, [*_JSON, (b"retry-after", b"1")], b'{"status":"not ready"}'
     if local.what == "root":
         return 200, _JSON, b'{"service":"leeway","api":"/v1"}'
@@ -32,6 +32,22 @@ def request_answer(name: str, record: dict[str, object] | None) -> Answered:
         refusal = Refusal(404, "request_not_found", f"No finished request {name[:100]!r} of this key is known here.")
         return refusal.status, refusal.headers, refusal.body("other")
     return 200, _JSON, orjson.dumps(record)
+
+
+def resolve(fleet: Fleet, aliases: Mapping[str, str], name: str) -> str | None:
+    """A requested name to the name that backends serve; None when nobody does. "" means the only model there is.
+
+    A backend that has not said yet what it serves may serve anything: such a request waits for its word.
+    """
+    if name and (fleet.routable(name) or fleet.knows(name)):
+        return name
+    target = aliases.get(name)
+    if target is not None and (fleet.knows(target) or fleet.hopeful(target)):
+        return target
+    if not name:
+        known = fleet.models()
+        return known[0] if len(known) == 1 else None
+    return name if fleet.hopeful(name) else None
 
 
 def known_models(fleet: Fleet, aliases: Mapping[str, str]) -> tuple[str, ...]:

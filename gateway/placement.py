@@ -17,6 +17,7 @@ from gateway.desks import Station
 from gateway.dispatch import Ask, Hold
 from gateway.fleet import Failure, Replica
 from gateway.jobs import Dispatch, Job
+from gateway.lodging import Waiter
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.splice import BodyFields
 from gateway.relay.upstream import UpstreamConnection
@@ -82,6 +83,7 @@ class Placement:
         """Look for a place for the first time. Raises Refusal."""
         plane, ask, account = self._plane, self._ask, self._seeker.account
         assert ask is not None
+        plane.lodging.arrived(ask.model, account.accepted_s)
         if self._kind == "generate":
             station = self.station = plane.desks.station(ask.model, account.route)
             if station is not None:
@@ -171,13 +173,24 @@ class Placement:
         """Raises Refusal when nobody serves the model, and nobody is about to."""
         plane, ask = self._plane, self._ask
         assert ask is not None
-        if plane.fleet.routable(ask.model, self._kind) or plane.fleet.hopeful(ask.model):
+        if plane.fleet.routable(ask.model, self._kind):
+            return
+        if plane.fleet.hopeful(ask.model):
+            if wait_s := plane.lodging.too_far_s(ask.model, plane.now(), self._due_s):
+                raise refusals.not_loaded(ask.model, wait_s)
             return
         if not plane.fleet.knows(ask.model):
             raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
         if plane.fleet.routable(ask.model):
             raise refusals.wrong_kind(ask.model)
         raise refusals.no_backend(ask.model, plane.probe_wait_s())
+
+    def waiter(self) -> Waiter | None:
+        """Itself as one who waits; None when it does not, or not for a model."""
+        if not self._waiting or self._ask is None:
+            return None
+        account = self._seeker.account
+        return Waiter(self._ask.model, account.accepted_s, account.deadline_s)
 
     def give_up_without_hope(self) -> None:
         """For one that waits at a desk where no replica is left."""
@@ -203,7 +216,7 @@ class Placement:
         self._counted = True
         self._take(replica)
         if account.promise is not None or replica.scheduling:
-            _note(account, replica, dispatch)
+            account.placed(dispatch, replica.mirror)
             promise = account.promise
             if promise is not None and promise.strict and account.dispatched_s + dispatch.estimate_s > account.deadline_s:
                 self._plane.loop.call_soon(self._seeker.refuse, refusals.out_of_budget(dispatch.estimate_s))
@@ -247,6 +260,8 @@ class Placement:
     def _take(self, replica: Replica) -> None:
         plane, account = self._plane, self._seeker.account
         now_s = account.dispatched_s = plane.now()
+        if plane.lodging.on:
+            account.swap_s = plane.lodging.waited_s(account.model, account.accepted_s, now_s)
         account.backend = replica.spec.name
         account.attempts += 1
         self.replica = replica
@@ -305,7 +320,7 @@ class Placement:
         chosen = plane.dispatcher.choose(ask, plane.fleet.routable(ask.model, self._kind), now_s, tried)
         if now_s >= self._due_s or isinstance(chosen, Hold) or not plane.retry_budget.spend():
             return False
-        _attempted(self._seeker.account)
+        self._seeker.account.attempted()
         self._leave()
         self.station = None  # its second place is found without the desk
         self._tried = tried
@@ -321,7 +336,7 @@ class Placement:
         """The attempt provably did not run: try another replica, else refuse."""
         replica = self.replica
         assert replica is not None
-        _attempted(self._seeker.account)
+        self._seeker.account.attempted()
         self._leave()
         self._last_refusal = refusal
         self._tried |= {replica.name}
@@ -369,7 +384,7 @@ class Placement:
             if self.station is not None and self._job is not None:
                 self._plane.desks.ended(self.station, self._job, complete=False)
             else:
-                self._plane.dequeue(self._ask.model, self)
+                self._plane.line.remove(self._ask.model, self)
         if self._counted:
             self._tell_length(complete)
         self._leave(complete)
@@ -382,18 +397,3 @@ class Placement:
         if self.watched is not None and (complete or gone):
             truncated = gone or account.truncated or 0 < self._max_tokens <= tokens
             self._plane.desks.tagging.ended(self.watched, tokens, truncated)
-
-
-def _attempted(account: Account) -> None:
-    """An attempt that did not run is over."""
-    if account.first_dispatched_s < 0:
-        account.first_dispatched_s = account.dispatched_s
-
-
-def _note(account: Account, replica: Replica, dispatch: Dispatch) -> None:
-    """For the request's budget, and for an engine that is told of it."""
-    job, mirror = dispatch.job, replica.mirror
-    account.tier, account.second_s = dispatch.tier, dispatch.second_s
-    account.asked_tokens, account.expected_tokens = job.prompt_tokens, job.lengths.q50
-    if mirror is not None:
-        account.work_s = mirror.work_s(job.prompt_tokens, min(dispatch.hit_tokens, job.prompt_tokens - 1))

@@ -1,5 +1,7 @@
 """The refusals that happen on a request's way, each with its status, machine word and text in one place. Pure."""
 
+import math
+
 from gateway.api import Refusal
 
 
@@ -39,6 +41,12 @@ def _with_wait(refusal: Refusal, wait_s: float) -> Refusal:
 def no_backend(model: str, wait_s: int) -> Refusal:
     """Nobody who serves the model is up."""
     return Refusal(503, "no_backend", f"No backend for {model!r} is available.", retry_after_s=wait_s)
+
+
+def not_loaded(model: str, wait_s: float) -> Refusal:
+    """Its model shares a device and lies on none, and cannot be there before the request must have begun."""
+    message = f"The model {model!r} is not loaded; it is expected in {max(1, round(wait_s))} s."
+    return _with_wait(Refusal(503, "model_not_loaded", message), math.ceil(wait_s))
 
 
 def wrong_kind(model: str) -> Refusal:

@@ -5,6 +5,7 @@ adapters are upkeep's.
 """
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Protocol, cast
 from gateway import own_pages
 from gateway.accounts import Account
 from gateway.admission import PATIENCE_S, DrainRate, RetryBudget, WaitingLine
-from gateway.api import LocalRoute, Refusal
+from gateway.api import LocalRoute, Refusal, unknown_model
 from gateway.auth import Keyring
 from gateway.config import BackendSpec, GatewayConfig, split_address
 from gateway.deadlines import Deadlines
@@ -24,6 +25,7 @@ from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet, Replica
 from gateway.forward import Exchange
 from gateway.homes import ResponseHomes
+from gateway.lodging import Lodging, Waiter
 from gateway.logs import Logs
 from gateway.metrics import RequestMetrics
 from gateway.placement import Placement
@@ -35,10 +37,9 @@ from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_c
 from gateway.relay.requests import RequestHead
 from gateway.signals import RequestIds
 from gateway.slo import ClassBook
+from predictor.hosts import host_profiles
 
-OVERLOAD_WAIT_S = 1.0
 FLUSH_S = 1.0
-OVERLOAD_WAIT_MAX_S = 60.0
 
 
 class _LineTick:
@@ -78,6 +79,7 @@ class DataPlane:
         self.dispatcher = Dispatcher(config.model, rng)
         self.line: WaitingLine[Placement] = WaitingLine(config.queue)
         self.desks = Desks(self, rng)
+        self.lodging = Lodging(config, host_profiles)
         self.retry_budget = RetryBudget(config.retry)
         self.response_homes = ResponseHomes(config.limits.response_ids)
         self.metrics = RequestMetrics(config.limits.model_labels)
@@ -213,20 +215,15 @@ class DataPlane:
     # -- models
 
     def resolve(self, name: str) -> str | None:
-        """A requested name to the name that backends serve; None when nobody does. "" means the only model there is.
+        """A requested name to the name that backends serve; None when nobody does. "" means the only model there is."""
+        return own_pages.resolve(self.fleet, self._aliases, name)
 
-        A backend that has not said yet what it serves may serve anything: such a request waits for its word.
-        """
-        fleet = self.fleet
-        if name and (fleet.routable(name) or fleet.knows(name)):
-            return name
-        target = self._aliases.get(name)
-        if target is not None and (fleet.knows(target) or fleet.hopeful(target)):
-            return target
-        if not name:
-            known = fleet.models()
-            return known[0] if len(known) == 1 else None
-        return name if fleet.hopeful(name) else None
+    def resolved(self, name: str) -> str:
+        """The same. Raises Refusal (404)."""
+        model = self.resolve(name)
+        if model is None:
+            raise unknown_model(name, self.known_models())
+        return model
 
     def known_models(self) -> tuple[str, ...]:
         """Served models and their aliases."""
@@ -268,12 +265,14 @@ class DataPlane:
             raise self._queue_full(model)
         self.line.push(model, placement, min(deadline_s, self.now() + PATIENCE_S))
         self.deadlines.add(self._tick)
+        self.lodging.nudge()
 
     def hold(self, model: str) -> None:
         """Somebody waits at a desk from now on. Raises Refusal (429) when the line is full without him."""
         if self.held > self.config.queue.size:
             raise self._queue_full(model)
         self.deadlines.add(self._tick)
+        self.lodging.nudge()
 
     def _queue_full(self, model: str) -> Refusal:
         return Refusal(429, "queue_full", "The waiting line is full.", retry_after_s=self.drain_wait_s(model))
@@ -282,10 +281,6 @@ class DataPlane:
     def held(self) -> int:
         """Requests that wait for a replica to open."""
         return len(self.line) + self.desks.held
-
-    def dequeue(self, model: str, placement: Placement) -> None:
-        """Leave the line, if still in it."""
-        self.line.remove(model, placement)
 
     def release_line(self) -> None:
         """Offer places to whoever waits."""
@@ -297,17 +292,20 @@ class DataPlane:
 
     def drain_wait_s(self, model: str) -> int:
         """What a refusal's Retry-After says: until the line has drained at the present rate."""
-        return self._drain_rate.retry_after_s(self.line.waiting(model) + self.desks.waiting_for(model), self.now())
+        now_s = self.now()
+        wait_s = self._drain_rate.retry_after_s(self.line.waiting(model) + self.desks.waiting_for(model), now_s)
+        if self.lodging.on and (expected_s := self.lodging.expected_s(model, now_s)):
+            wait_s = max(wait_s, math.ceil(expected_s))
+        return wait_s
+
+    def waiters(self) -> list[Waiter]:
+        """Requests that wait for a replica."""
+        found = [placement.waiter() for placement in (*self.line, *self.desks.placements())]
+        return [waiter for waiter in found if waiter is not None]
 
     def probe_wait_s(self) -> int:
         """Retry-After when no backend is up: two probe periods."""
         return max(1, round(2 * self.config.health.interval_s))
-
-    def overload_wait_s(self, retry_after: bytes | None) -> float:
-        """How long a backend that said 429 or 503 is left alone."""
-        if retry_after is not None and retry_after.isdigit() and len(retry_after) < 9:
-            return min(OVERLOAD_WAIT_MAX_S, max(OVERLOAD_WAIT_S, float(retry_after)))
-        return OVERLOAD_WAIT_S
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run a short task that this plane owns."""
@@ -329,6 +327,7 @@ class DataPlane:
         if account.promise is not None:
             self.promises.record(account)
         if account.attempts:
+            self.lodging.over(account)
             self._drain_rate.left(account.finished_s)
             if len(self.line):
                 self.release_line()
@@ -343,6 +342,7 @@ class DataPlane:
         self.config, self.limits, self.timeouts = config, config.limits, config.timeouts
         self.dispatcher = Dispatcher(config.model, self._rng)
         self.desks.adopt()
+        self.lodging.adopt(config)
         self.classes, self.has_classes = ClassBook(config.classes), bool(config.classes)
         self.records.resize(config.slo.records)
         self._aliases = _aliases(config)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gateway.accounts import Account
 from gateway.slo import NEVER
 
-STAGES = ("read", "tag", "queue_1", "queue_2", "probe", "retry", "connect", "engine_queue", "prefill", "decode")
+STAGES = ("read", "tag", "swap", "queue_1", "queue_2", "probe", "retry", "connect", "engine_queue", "prefill", "decode")
 
 
 def stages(account: Account) -> Iterator[tuple[str, float]]:
@@ -25,8 +25,10 @@ def stages(account: Account) -> Iterator[tuple[str, float]]:
     tag_s = min(account.tag_s, waited_s)
     second_s = min(account.second_s, waited_s - tag_s)
     probe_s = min(max(0.0, account.probe_s), waited_s - tag_s - second_s)
+    swap_s = min(account.swap_s, waited_s - tag_s - second_s - probe_s)
     yield "tag", tag_s
-    yield "queue_1", waited_s - tag_s - second_s - probe_s
+    yield "swap", swap_s
+    yield "queue_1", waited_s - tag_s - second_s - probe_s - swap_s
     yield "queue_2", second_s
     yield "probe", probe_s
     if first_s < 0:

@@ -98,6 +98,9 @@ class Upkeep:
             if replica is None:
                 return
             health = self._plane.config.health
+            if replica.state in ("asleep", "swapping"):
+                await asyncio.sleep(health.interval_s)  # who moves it looks after it
+                continue
             http = self.control(replica.spec, health.timeout_s)
             try:
                 if adapter is None or rounds % IDENTIFY_EVERY == 0:

@@ -14,6 +14,7 @@ from gateway.relay.memo import HeadStore
 from gateway.relay.responses import ResponseHead, ResponseReader
 
 Lost = Literal["reset", "protocol"]
+ONE_WRITE_BYTES = 65536
 
 
 class Owner(Protocol):
@@ -62,15 +63,15 @@ class UpstreamConnection:
             return False
         return bool(self._poll.poll(0))
 
-    def send(self, owner: Owner, *parts: bytes | memoryview) -> None:
-        """Write one request. From here on it may have run."""
+    def send(self, owner: Owner, size: int, *parts: bytes | memoryview) -> None:
+        """Write one request with a body of that size. From here on it may have run."""
         assert self._owner is None
         assert self._transport is not None
         self._owner = owner
         self.used += 1
         self._reader.expect(owner.on_chunks)
-        if len(parts) == 1:
-            self._transport.write(parts[0])
+        if size <= ONE_WRITE_BYTES:
+            self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
 

@@ -180,8 +180,8 @@ def test_full_and_overloaded_replicas_are_not_open() -> None:
     assert (replica.in_flight, replica.open(1.0)) == (4, False)
     play(made, "u")
     assert replica.open(1.0)
-    made.overloaded(replica, 8.0)
-    made.overloaded(replica, 5.0)
+    made.responded(replica, 429, {b"retry-after": b"7"}, None, 1.0, 0.5)
+    made.responded(replica, 503, {b"retry-after": b"4"}, None, 1.0, 0.5)
     assert (replica.open(7.9), replica.open(8.0), replica.state, replica.failures) == (False, True, "ready", 0)
     assert made.routable("m") == (replica,), "overload is no failure"
 

@@ -26,7 +26,7 @@ event = st.tuples(
                 "probed",
                 "probe_failed",
             ),
-            *("overloaded", "wedged", "revived", "drain", "undrained", "removed", "added", "respecified", "forget"),
+            *("responded", "wedged", "revived", "drain", "undrained", "removed", "added", "respecified", "forget"),
         )
     ),
     st.sampled_from(NAMES),
@@ -59,7 +59,7 @@ def apply(made: Fleet, held: list[tuple[Replica, bool]], what: str, name: str, n
             "answered": (replica, number, now_s),
             "probed": (replica, Identity("vllm", models=("m", "n")[: number or 1], kind=get_args(Kind)[number % 3]), now_s),
             "probe_failed": (replica, "why", now_s),
-            "overloaded": (replica, now_s + number),
+            "responded": (replica, 429, {b"retry-after": b"%d" % number}, None, now_s, now_s),
             "wedged": (replica,),
             "revived": (replica, now_s),
             "drain": (replica, now_s + number),

@@ -31,9 +31,9 @@ def spent(one: Account) -> dict[str, float]:
 
 
 def test_the_stages_add_up_to_the_whole() -> None:
-    one = account(second_s=0.1, probe_s=0.05, tag_s=0.02)
+    one = account(second_s=0.1, probe_s=0.05, tag_s=0.02, swap_s=0.2)
     assert spent(one) == {
-        "read": 0.1, "tag": 0.02, "queue_1": 0.23, "queue_2": 0.1, "probe": 0.05, "retry": 0.0, "connect": 0.05,
+        "read": 0.1, "tag": 0.02, "swap": 0.2, "queue_1": 0.03, "queue_2": 0.1, "probe": 0.05, "retry": 0.0, "connect": 0.05,
         "engine_queue": 0.15, "prefill": 0.2, "decode": 2.1,
     }  # fmt: skip
     assert sum(spent(one).values()) == pytest.approx(3.0)
@@ -44,7 +44,7 @@ def test_what_it_never_came_to_is_not_told() -> None:
     refused = account(end="refused", status=429, accepted_s=-1.0, dispatched_s=-1.0, sent_s=-1.0, first_byte_s=-1.0)
     assert spent(refused) == {"read": 3.0}
     timed_out = account(end="refused", status=503, dispatched_s=-1.0, sent_s=-1.0, first_byte_s=-1.0)
-    assert spent(timed_out) == {"read": 0.1, "tag": 0.0, "queue_1": 2.9, "queue_2": 0.0, "probe": 0.0}
+    assert spent(timed_out) == {"read": 0.1, "tag": 0.0, "swap": 0.0, "queue_1": 2.9, "queue_2": 0.0, "probe": 0.0}
     no_connection = account(end="failed_before_first_byte", status=502, sent_s=-1.0, first_byte_s=-1.0)
     assert spent(no_connection)["connect"] == 2.5
     assert "decode" not in spent(no_connection)

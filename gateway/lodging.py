@@ -1,0 +1,362 @@
+"""Models that share devices, as the swap planner sees them: who lies where, who waits, what was learned. Pure.
+
+Whoever moves models (gateway.swapper) tells it what became of each; the data plane tells it of requests. It gives views
+for planning, the instants when absent models are expected, and who is barred for a while because moving it failed. It must
+never move anything, and without devices in the configuration it is off and costs nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gateway.accounts import Account
+from gateway.config import GatewayConfig
+from gateway.lateness import Demand, Prices
+from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, Service, SwapPlan, Tenant
+from gateway.swap_config import DeviceSpec, FootprintSpec
+from predictor.cost import GB, HostProfile, Place, SwapCosts
+from predictor.offload import Footprint, from_ends
+
+RATE_TAU_S = 120.0
+PATIENCE_S = 30.0  # of a request that nothing was promised to
+SLACK_STEP_S = 2.0
+STARVE_MARGIN = 0.8
+ABSENCES = 16
+BAR_FIRST_S, BAR_LAST_S = 5.0, 300.0
+HOLD_PRIOR_S, START_PRIOR_S = 5.0, 0.5
+SLOTS = 64
+DOWN_S = 60.0  # who is down is expected back by then
+
+Phase = Literal["in", "leaving", "out", "coming"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request that waits for a replica: since when, and until when its first token is not late."""
+
+    model: str
+    since_s: float
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class Lodger:
+    """A backend whose model shares a device. `place` is where its weights lie, `rest` where they go when it leaves; `since_s`
+    is when it came, `ready_s` when it is expected while it comes; `running` requests are there, `kept` stay in its engine
+    while it is out. `usable` says whether its engine answers."""
+
+    name: str
+    model: str
+    device: str
+    moves: bool = True
+    rest: Place = "disk"
+    parts: bool = False
+    keeps: bool = False
+    phase: Phase = "out"
+    place: Place = "disk"
+    fraction: float = 1.0
+    since_s: float = 0.0
+    ready_s: float = 0.0
+    running: int = 0
+    kept: int = 0
+    kept_s: float = 0.0
+    usable: bool = True
+    slots: int = SLOTS
+
+
+@dataclass(slots=True)
+class Habits:
+    """Of one model: how often it is asked for, and how long its requests take."""
+
+    rate: float = 0.0
+    rate_at_s: float = 0.0
+    start_s: float = START_PRIOR_S
+    hold_s: float = HOLD_PRIOR_S
+    seen: float = 4.0
+
+    def arrived(self, now_s: float) -> None:
+        """A request came."""
+        self.rate = self.rate_per_s(now_s) + 1 / RATE_TAU_S
+        self.rate_at_s = now_s
+
+    def rate_per_s(self, now_s: float) -> float:
+        """Requests per second, lately."""
+        return self.rate * math.exp(-(now_s - self.rate_at_s) / RATE_TAU_S)
+
+    def over(self, start_s: float, hold_s: float) -> None:
+        """A request was answered: seconds to its first byte, and in all, from its dispatch."""
+        self.seen = min(self.seen + 1, 100.0)
+        self.start_s += (start_s - self.start_s) / self.seen
+        self.hold_s += (hold_s - self.hold_s) / self.seen
+
+
+@dataclass(slots=True)
+class Bar:
+    """Why a model is not brought to a device for now, and until when; each failure doubles the time."""
+
+    until_s: float
+    count: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Absences:
+    """When a model lay on no device: closed stretches, and since when if it does now (infinite: it does not)."""
+
+    closed: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ABSENCES))
+    since_s: float = NEVER
+
+    def within_s(self, from_s: float, until_s: float) -> float:
+        """Seconds of that stretch in which it lay on none."""
+        parts = [max(0.0, min(end, until_s) - max(begin, from_s)) for begin, end in self.closed]
+        return sum(parts) + max(0.0, until_s - max(self.since_s, from_s))
+
+
+class Lodging:
+    """See the module's words. `nudge` is called when somebody waits for what lies nowhere."""
+
+    def __init__(self, config: GatewayConfig, hosts: Callable[[], Mapping[str, HostProfile]]) -> None:
+        self.on = False
+        self.nudge: Callable[[], None] = _nothing
+        self.lodgers: dict[str, Lodger] = {}
+        self.pins: dict[str, bool] = {}  # by hand, over what the file says
+        self.plan = SwapPlan((), 0.0, 0.0)
+        self.planned_s = -NEVER
+        self._hosts = hosts
+        self._costs: SwapCosts | None = None
+        self._habits: dict[str, Habits] = {}
+        self._absences: dict[str, Absences] = {}
+        self._bars: dict[tuple[str, str], Bar] = {}
+        self._turned_away: dict[str, float] = {}
+        self.adopt(config)
+
+    def adopt(self, config: GatewayConfig) -> None:
+        """The configuration is, from now on, this one."""
+        self.config = config
+        self.on = bool(config.devices)
+
+    @property
+    def costs(self) -> SwapCosts:
+        """What moves cost, as learned so far."""
+        if self._costs is None:
+            self._costs = SwapCosts(self._hosts())
+        return self._costs
+
+    # -- what requests tell
+
+    def habits(self, model: str) -> Habits:
+        """Of a model with a lodger."""
+        found = self._habits.get(model)
+        if found is None:
+            found = self._habits[model] = Habits()
+        return found
+
+    def lodges(self, model: str) -> bool:
+        """Whether a model shares a device."""
+        return model in self._absences
+
+    def arrived(self, model: str, now_s: float) -> None:
+        """A request for a model came."""
+        if model in self._absences:
+            self.habits(model).arrived(now_s)
+
+    def over(self, account: Account) -> None:
+        """A request is over."""
+        start_s = account.first_byte_s - account.dispatched_s
+        if account.end == "complete" and account.model in self._absences and start_s >= 0:
+            self.habits(account.model).over(start_s, account.finished_s - account.dispatched_s)
+
+    def waited_s(self, model: str, from_s: float, until_s: float) -> float:
+        """Of that stretch, the seconds in which the model lay on no device."""
+        absences = self._absences.get(model)
+        return absences.within_s(from_s, until_s) if absences is not None else 0.0
+
+    def expected_s(self, model: str, now_s: float) -> float | None:
+        """Seconds until a model that lies nowhere is expected on a device; 0 if it is on one, None if it shares none."""
+        mine = [lodger for lodger in self.lodgers.values() if lodger.model == model]
+        if not mine:
+            return None
+        if any(lodger.phase == "in" and lodger.usable for lodger in mine):
+            return 0.0
+        coming = [lodger.ready_s - now_s for lodger in mine if lodger.phase == "coming"]
+        planned = [step.ready_s - (now_s - self.planned_s) for step in self.plan.steps if step.model == model]
+        if coming or planned:
+            return max(min([*coming, *planned]), 0.0)
+        barred_s = [max(self.barred_s(model, lodger.device, now_s), 0.0) for lodger in mine]
+        return min(barred_s) + min(self.load_s(lodger) for lodger in mine)
+
+    def too_far_s(self, model: str, now_s: float, due_s: float) -> float:
+        """Seconds until the model comes, where that is later than a request may begin; else 0. The request is turned away
+        then, but counts as one that waits until it may come again."""
+        wait_s = (self.expected_s(model, now_s) or 0.0) if self.on else 0.0
+        if now_s + wait_s <= due_s:
+            return 0.0
+        self._turned_away[model] = now_s + wait_s + PATIENCE_S
+        self.nudge()
+        return wait_s
+
+    def turned_away(self, now_s: float) -> list[Waiter]:
+        """Those that will come again."""
+        self._turned_away = {model: until_s for model, until_s in self._turned_away.items() if until_s > now_s}
+        return [Waiter(model, now_s, until_s) for model, until_s in self._turned_away.items()]
+
+    # -- what moves tell
+
+    def lodge(self, lodgers: Iterable[Lodger], now_s: float) -> None:
+        """These are all there are, from now on."""
+        self.lodgers = {lodger.name: lodger for lodger in lodgers}
+        models = {lodger.model for lodger in self.lodgers.values()}
+        self._absences = {model: self._absences.get(model, Absences()) for model in models}
+        self._habits = {model: habits for model, habits in self._habits.items() if model in models}
+        for model in models:
+            self.moved(model, now_s)
+
+    def moved(self, model: str, now_s: float) -> None:
+        """A lodger of this model came or went."""
+        absences = self._absences[model]
+        there = any(lodger.phase == "in" for lodger in self.lodgers.values() if lodger.model == model)
+        if there and absences.since_s < NEVER:
+            absences.closed.append((absences.since_s, now_s))
+            absences.since_s = NEVER
+        elif not there and absences.since_s == NEVER:
+            absences.since_s = now_s
+
+    def bar(self, model: str, device: str, reason: str, now_s: float) -> None:
+        """Bringing it there failed."""
+        before = self._bars.get((model, device))
+        count = before.count + 1 if before is not None else 0
+        self._bars[model, device] = Bar(now_s + min(BAR_FIRST_S * 2.0 ** min(count, 16), BAR_LAST_S), count, reason)
+
+    def unbar(self, model: str, device: str) -> None:
+        """It came there."""
+        self._bars.pop((model, device), None)
+
+    def barred_s(self, model: str, device: str, now_s: float) -> float:
+        """Seconds for which it is not brought there; 0 or less: it may be."""
+        found = self._bars.get((model, device))
+        return found.until_s - now_s if found is not None else 0.0
+
+    def why_barred(self, model: str, device: str) -> str:
+        """What went wrong when it was last brought there; "" if nothing did since it last came."""
+        found = self._bars.get((model, device))
+        return found.reason if found is not None else ""
+
+    # -- sizes and times
+
+    def footprint(self, model: str) -> FootprintSpec:
+        """As configured."""
+        return self.config.model(model).footprint
+
+    def device(self, name: str) -> DeviceSpec | None:
+        """As configured; None if it is gone."""
+        return next((device for device in self.config.devices if device.name == name), None)
+
+    def bytes(self, model: str) -> float:
+        """Of its weights."""
+        return self.footprint(model).weight_gb * GB
+
+    def move_s(self, lodger: Lodger, start: Place, end: Place) -> float:
+        """Expected seconds of that move of it."""
+        device = self.device(lodger.device)
+        return self.costs.predict(lodger.model, self.bytes(lodger.model), device.host, start, end).mean_s if device else 0.0
+
+    def load_s(self, lodger: Lodger) -> float:
+        """Expected seconds of bringing it onto its device."""
+        return self.move_s(lodger, lodger.place if lodger.place != "gpu" else lodger.rest, "gpu")
+
+    def observe(self, lodger: Lodger, start: Place, end: Place, took_s: float) -> None:
+        """That move of it took so long."""
+        device = self.device(lodger.device)
+        if device is not None and lodger.fraction >= 1.0:
+            self.costs.observe(lodger.model, self.bytes(lodger.model), device.host, start, end, took_s)
+
+    def pinned(self, model: str) -> bool:
+        """Whether it is never to leave."""
+        return self.pins.get(model, self.footprint(model).pinned)
+
+    # -- views
+
+    def settings(self, wide: bool = False) -> PlanSettings:
+        """Of a plan: narrow for one that is made each second, wide for one that is looked at."""
+        swaps = self.config.swaps
+        prices = Prices(horizon_s=swaps.horizon_s, starve_s=swaps.starve_s * STARVE_MARGIN)
+        preempt = any(lodger.moves for lodger in self.lodgers.values()) and all(
+            lodger.keeps for lodger in self.lodgers.values() if lodger.moves
+        )
+        found = PlanSettings(prices=prices, dwell_s=swaps.dwell_s, preempt=preempt)
+        return found if wide else replace(found, width=1, looks=300)
+
+    def view(self, waiters: Sequence[Waiter], now_s: float) -> Residency:
+        """All that a plan is made from."""
+        devices = tuple(Device(d.name, d.host, d.memory_gb * GB) for d in self.config.devices)
+        busy_s = {
+            lodger.device: max(lodger.ready_s - now_s, 0.2)
+            for lodger in self.lodgers.values()
+            if lodger.phase in ("coming", "leaving")
+        }
+        residents = tuple(self._resident(lodger, now_s) for lodger in self.lodgers.values() if lodger.phase in ("in", "coming"))
+        tenants = tuple(self._tenant(model, waiters, now_s) for model in sorted(self._absences))
+        ram = {d.name: d.ram_gb * GB for d in self.config.devices if d.ram_gb}
+        return Residency(devices, tenants, residents, busy_s, ram)
+
+    def _resident(self, lodger: Lodger, now_s: float) -> Resident:
+        coming = lodger.phase == "coming"
+        hold_s = self.habits(lodger.model).hold_s
+        drain_s = hold_s * (0.6 + 0.35 * math.log(lodger.running + 1)) if lodger.running else 0.0
+        ready_s = max(lodger.ready_s - now_s, 0.2) if coming else 0.0 if lodger.usable else DOWN_S
+        since_s = 0.0 if coming else now_s - lodger.since_s
+        return Resident(lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s)
+
+    def _tenant(self, model: str, waiters: Sequence[Waiter], now_s: float) -> Tenant:
+        mine = [lodger for lodger in self.lodgers.values() if lodger.model == model]
+        spec, habits = self.footprint(model), self.habits(model)
+        slots = float(max(lodger.slots for lodger in mine))
+        hold_s = max(habits.hold_s, 1e-3)
+        start_per_s = 1.0 / max(habits.start_s, 1e-3)
+        service = Service(slots, start_per_s, min(slots / hold_s, start_per_s), hold_s)
+        hosts = {device.host for lodger in mine if (device := self.device(lodger.device)) is not None}
+        places = {
+            device.host: lodger.place
+            for lodger in mine
+            if lodger.phase != "in" and (device := self.device(lodger.device)) is not None and lodger.place != "gpu"
+        }
+        curve = None
+        if spec.gpu_tokens_per_s and any(lodger.parts for lodger in mine):
+            curve = from_ends(spec.gpu_tokens_per_s, spec.cpu_tokens_per_s)
+        allowed = [one.device for one in mine if one.phase in ("in", "coming") or self.barred_s(model, one.device, now_s) <= 0]
+        stays = not any(lodger.moves for lodger in mine)
+        return Tenant(
+            model,
+            Footprint(spec.weight_gb * GB, spec.kv_kb_per_token * 1000, spec.layers, spec.overhead_gb * GB),
+            dict.fromkeys(hosts, service),
+            self._demand(model, mine, waiters, habits, now_s),
+            float(spec.kv_tokens),
+            tuple(allowed) or ("",),
+            stays or self.pinned(model),
+            places,
+            mine[0].rest,
+            curve,
+        )
+
+    @staticmethod
+    def _demand(model: str, mine: Sequence[Lodger], waiters: Sequence[Waiter], habits: Habits, now_s: float) -> Demand:
+        groups: dict[int, float] = {}
+        oldest_s = 0.0
+        for waiter in waiters:
+            if waiter.model == model:
+                slack_s = min(waiter.deadline_s, waiter.since_s + PATIENCE_S) - habits.start_s - now_s
+                step = math.ceil(max(slack_s, -1.0) / SLACK_STEP_S)
+                groups[step] = groups.get(step, 0.0) + 1.0
+                oldest_s = max(oldest_s, now_s - waiter.since_s)
+        for lodger in mine:
+            if lodger.kept:  # they wait in an engine that is off its device
+                groups[1] = groups.get(1, 0.0) + lodger.kept
+                oldest_s = max(oldest_s, now_s - lodger.kept_s)
+        waiting = tuple((count, step * SLACK_STEP_S) for step, count in sorted(groups.items()))
+        return Demand(waiting, habits.rate_per_s(now_s), max(PATIENCE_S - habits.start_s, 0.0), oldest_s)
+
+
+def _nothing() -> None:
+    return
