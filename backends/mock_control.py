@@ -55,6 +55,7 @@ class ControlFace:
             web.post("/sleep", self.sleep),
             web.post("/wake_up", self.wake_up),
             web.get("/is_sleeping", self.is_sleeping),
+            web.post("/collective_rpc", self.collective_rpc),
             web.post("/pause", self.pause),
             web.post("/resume", self.resume),
             web.get("/is_paused", self.is_paused),
@@ -107,18 +108,26 @@ class ControlFace:
         level = _query_integer(http, "level", 1)
         await self._core.pause(_query_mode(http))
         self._asleep = _SLEEPERS if level > 0 else frozenset()
-        return web.Response()
+        return json_answer({"status": "sleeping", "level": level})
 
     async def wake_up(self, http: web.Request) -> web.Response:
         """POST /wake_up?tags=: run again once weights and KV cache are both back; no tags means both."""
-        self._asleep -= frozenset(http.query.getall("tags", [])) or _SLEEPERS
+        tags = http.query.getall("tags", [])
+        self._asleep -= frozenset(tags) or _SLEEPERS
         if not self._asleep:
             self._core.resume()
-        return web.Response()
+        return json_answer({"status": "sleeping" if self._asleep else "awake", "tags": tags or None})
 
     async def is_sleeping(self, http: web.Request) -> web.Response:
-        """GET /is_sleeping."""
-        return json_answer({"is_sleeping": bool(self._asleep)})
+        """GET /is_sleeping: yes of one that is only paused as well."""
+        return json_answer({"is_sleeping": bool(self._asleep) or self._core.paused})
+
+    async def collective_rpc(self, http: web.Request) -> web.Response:
+        """POST /collective_rpc {method}: of the workers' methods, reload_weights alone, which has nothing to do here."""
+        method = Body(await read_json(http)).required_text("method")
+        if method != "reload_weights":
+            raise web.HTTPInternalServerError(text=f"no worker has a method {method}")
+        return json_answer({"results": [None]})
 
     async def pause(self, http: web.Request) -> web.Response:
         """POST /pause?mode=."""

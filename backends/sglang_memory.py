@@ -1,0 +1,106 @@
+"""Moves a model by SGLang's memory saver: the process stays, weights and KV cache leave the device. Shell.
+
+From the source of 0.5.23, not run on an engine here. A release asserts that nothing runs, a resume that something was
+released, and the scheduler dies of either. So generation is always paused first, with mode=retract: what runs goes back
+into the queue and is computed anew after continue_generation, what comes waits; and what was resumed is remembered. /ready
+is 200 only while not paused, /ping also then. Weights stay in memory with --enable-weights-cpu-backup (level 1); else they
+are gone and are read from the disk again (level 2). /health generates a token: out of the device it takes long and fails.
+"""
+
+import asyncio
+
+from backends.base import ControlHttp, ProbeFailedError
+from backends.move_http import tell, until, within
+from backends.moves import MoveError, MoverSpec
+from backends.openai import ok
+from predictor.cost import Place
+
+ASK_S = 5.0
+TAGS: dict[str, object] = {"tags": ["kv_cache", "weights"]}
+
+
+class SglangMemory:
+    """See backends.moves.Mover."""
+
+    parts = False
+
+    def __init__(self, spec: MoverSpec, http: ControlHttp) -> None:
+        if spec.level not in {1, 2}:
+            raise ValueError(f"weights stay in memory at level 1 and go at level 2; there is no level {spec.level}")
+        self._spec = spec
+        self._http = http
+        self._released: bool | None = None  # None: by whoever was here before, if at all
+        self.home: Place = "asleep1" if spec.level == 1 else "asleep2"
+        self.keeps = spec.keeps
+
+    async def where(self) -> Place | None:
+        """By what was done here, else by whether it is paused: nobody but a mover pauses it."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                if await self._says("/ready"):
+                    return "gpu"
+                return self.home if self._released or await self._says("/ping") else None
+        except (ProbeFailedError, MoveError, TimeoutError):
+            return None
+
+    async def out(self, keep: bool) -> None:
+        """Pause and release. Whether requests are kept is the caller's doing: here they would be in either case."""
+        async with within(self._spec.stop_s, "SGLang's release"):
+            if not await self._says("/ready") and await self._is_released():
+                return
+            await self._check_that_release_frees()
+            await tell(self._http, "/pause_generation", {"mode": "retract"})
+            try:
+                await tell(self._http, "/release_memory_occupation", TAGS)
+            except MoveError:
+                await tell(self._http, "/continue_generation")
+                raise
+            self._released = True
+            if await self._says("/ready"):
+                raise MoveError("memory was released, but /ready still says yes")
+
+    async def into(self, fraction: float) -> None:
+        """Resume, read the weights again at level 2, and go on; /health then proves a token."""
+        async with within(self._spec.start_s, "SGLang's resume"):
+            if await self._says("/ready"):
+                return
+            if await self._is_released():
+                await tell(self._http, "/resume_memory_occupation", TAGS)
+                self._released = False
+            if self._spec.level == 2:
+                path = ok(await self._http.get("/model_info"), "/model_info").json().get("model_path")
+                await tell(self._http, "/update_weights_from_disk", {"model_path": path})
+            await tell(self._http, "/continue_generation")
+            await until(lambda: self._says("/health"))
+            if not await self._says("/ready"):
+                raise MoveError("generation was continued, but /ready still says no")
+
+    async def prefetch(self) -> None:
+        """Nothing: its files are the server's affair."""
+
+    async def close(self) -> None:
+        """Nothing: the server is somebody else's."""
+
+    def died(self) -> str:
+        """Never known here."""
+        return ""
+
+    async def _says(self, path: str) -> bool:
+        reply = await self._http.get(path)
+        if reply.status not in {200, 503}:
+            raise MoveError(f"{path} answered {reply.status}: this takes SGLang 0.5.23 or later")
+        return reply.status == 200
+
+    async def _is_released(self) -> bool:
+        """Of a server that is not ready."""
+        if self._released is None and not await self._says("/ping"):
+            raise MoveError("SGLang is not healthy, and whether its memory was released is not known")
+        return self._released is not False
+
+    async def _check_that_release_frees(self) -> None:
+        """Without the memory saver a release frees nothing, without the backup it loses the weights."""
+        info = ok(await self._http.get("/server_info"), "/server_info").json()
+        if info.get("enable_memory_saver") is False:
+            raise MoveError("SGLang was started without --enable-memory-saver: a release would free nothing")
+        if self._spec.level == 1 and info.get("enable_weights_cpu_backup") is False:
+            raise MoveError("level 1 needs SGLang's --enable-weights-cpu-backup; without it use level 2")
