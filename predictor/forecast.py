@@ -78,8 +78,11 @@ class Forecast:
         except (UnfitError, OverflowError):
             self._exact = False
 
-    def predict(self, request: Request, *, harm: bool = False, hit_tokens: int = 0, shared_blocks: int = 0) -> Estimate:
-        """What would happen to the request if it were sent now.
+    def predict(
+        self, request: Request, *, harm: bool = False, hit_tokens: int = 0, shared_blocks: int = 0, place: int = -1
+    ) -> Estimate:
+        """What would happen to the request if it were sent now, and got behind the first `place` of those who wait (below
+        0: behind all).
 
         `hit_tokens` of its prompt are in the cache, `shared_blocks` of those held by others. `harm` also asks by how
         much it delays the others, which costs two simulations to the very end, the second one once for each state.
@@ -90,9 +93,9 @@ class Forecast:
         outputs = min(request.output_tokens, room)
         hit_tokens = max(0, min(hit_tokens, request.prompt_tokens - 1))
         target = Resident(request.id, request.prompt_tokens, hit_tokens, 0, outputs, max(0, shared_blocks))
-        outcome = self._outcome(self._snapshot, target, drain=harm)
+        outcome = self._outcome(self._snapshot, target, drain=harm, place=place)
         if not outcome.complete and harm:
-            outcome, harm = self._outcome(self._snapshot, target, drain=False), False
+            outcome, harm = self._outcome(self._snapshot, target, drain=False, place=place), False
         if not outcome.complete:
             return Estimate.unknown
         return self._estimate(outcome, self._snapshot, outputs, harm=harm)
@@ -117,11 +120,11 @@ class Forecast:
             spread=self.spread,
         )
 
-    def _outcome(self, snapshot: Snapshot, target: Resident | None, *, drain: bool) -> Outcome:
+    def _outcome(self, snapshot: Snapshot, target: Resident | None, *, drain: bool, place: int = -1) -> Outcome:
         kernel = self._kernel
         if not self._exact or kernel is None:
             try:
-                return simulate(self.profile, snapshot, target, drain=drain)
+                return simulate(self.profile, snapshot, target, drain=drain, place=place)
             except ValueError:
                 return Outcome()
         try:
@@ -129,7 +132,7 @@ class Forecast:
                 complete = kernel.drain_all()
             else:
                 tokens = (target.prompt_tokens, target.output_tokens, target.computed_tokens)
-                complete = kernel.predict(*tokens, target.shared_blocks, drain)
+                complete = kernel.predict(*tokens, target.shared_blocks, drain, place)
         except (UnfitError, OverflowError):
             return Outcome()
         return Outcome(
@@ -143,10 +146,10 @@ class Forecast:
             complete,
         )
 
-    def reply(self, request: Request, *, now_s: float | None = None, hit_tokens: int = 0) -> ProbeReply:
+    def reply(self, request: Request, *, now_s: float | None = None, hit_tokens: int = 0, place: int = -1) -> ProbeReply:
         """The estimate, and the figures of the loaded state that policies go by; the state's age if `now_s` is given."""
         snapshot = self._snapshot
-        estimate = self.predict(request, hit_tokens=hit_tokens)
+        estimate = self.predict(request, hit_tokens=hit_tokens, place=place)
         if snapshot is None:
             return ProbeReply(estimate, 0, 0, 0, 0, 0, math.inf)
         if self._totals is None:

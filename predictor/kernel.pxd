@@ -5,7 +5,7 @@ cdef class Kernel:
     cdef double base_s, prefill_s, over_knee_s, knee, decode_base_s, decode_s, kv_s, pair_s
     cdef readonly long long kv_blocks, bs, cap, chunk, watermark
     cdef public long long steps_max, turns_max
-    cdef long long room, n, nrun, free0, nd0, ksum0, part0, target_index
+    cdef long long room, n, nrun, free0, nd0, ksum0, part0, target_index, place
     cdef long long working, S, nd, phase, nr, ksum, free, min_free, part, dp, h, t
     cdef readonly long long steps, turns, preemptions, peak_blocks
     cdef readonly double wait_s, ttft_s, e2e_s, ends_sum_s

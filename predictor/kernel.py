@@ -41,7 +41,7 @@ class Kernel:
         self.prompts_first = limits.order == "sglang"
         self.kv_blocks, self.bs, self.watermark = limits.kv_blocks, limits.block_size, limits.watermark_blocks
         self.cap, self.chunk = limits.max_num_seqs, limits.max_num_batched_tokens
-        self.n, self.target_index, self.steps_max, self.turns_max = -1, -1, 1_000_000, 20_000
+        self.n, self.target_index, self.place, self.steps_max, self.turns_max = -1, -1, 0, 1_000_000, 20_000
         self.phases, self.phases0 = _zeros(self.bs), _zeros(self.bs)
         self._grow(128)
         self.tune(coefficients)
@@ -110,8 +110,8 @@ class Kernel:
         if not fits or not 0 <= self.shared[i] <= prompt // self.bs:
             raise UnfitError("more tokens computed or to come, or more blocks shared, than there can be")
 
-    def predict(self, prompt: int, outputs: int, hit: int = 0, shared: int = 0, drain: bool = False) -> bool:
-        """Simulate until a new request at the end of the queue has ended (with `drain`: until all have).
+    def predict(self, prompt: int, outputs: int, hit: int = 0, shared: int = 0, drain: bool = False, place: int = -1) -> bool:
+        """Simulate until a new request has ended (with `drain`: until all have); `place` wait before it, below 0: all.
 
         It has so many prompt and output tokens; `hit` of the prompt's need no computing, `shared` blocks of it are held by
         others. Returns whether the end was reached within the limits; if not, no result holds. Raises UnfitError when
@@ -124,11 +124,12 @@ class Kernel:
         self.target0[n], self.done0[n], self.left0[n], self.again0[n] = prompt, hit, outputs, 0
         self.prompt[n], self.shared[n] = prompt, shared
         self.target_index, self.drain = n, drain
+        self.place = n if place < 0 else min(n, self.nrun + place)
         return self._run(n + 1)
 
     def drain_all(self) -> bool:
         """Simulate until every request of the loaded state has ended; `ends_sum_s` and `steps` hold the result."""
-        self.target_index, self.drain = -1, True
+        self.target_index, self.place, self.drain = -1, self.n, True
         return self.n >= 0 and self._run(self.n)
 
     def _reset(self, total: int) -> None:
@@ -146,7 +147,9 @@ class Kernel:
             self.target[i], self.done[i] = self.target0[i], self.done0[i]
             self.left[i], self.again[i] = self.left0[i], self.again0[i]
             self.decodes[i] = 0
-            self.queue[i] = i
+            self.queue[i] = i if i <= self.place else i - 1
+        if self.place < total:
+            self.queue[self.place] = total - 1
         for i in range(nrun):
             self.base[i], self.fin[i] = self.done0[i], self.left0[i]
             self.nxt[i], self.prv[i] = i + 1, i - 1
@@ -251,8 +254,7 @@ class Kernel:
 
     def _need(self, k: int) -> int:
         """Blocks that the decoders take in the next k steps."""
-        phase = self.phase
-        blocks = k // self.bs * self.nd
+        phase, blocks = self.phase, k // self.bs * self.nd
         for _ in range(k % self.bs):
             blocks += self.phases[phase]
             phase = phase - 1 if phase > 0 else self.bs - 1
@@ -337,8 +339,7 @@ class Kernel:
 
     def _crowded(self) -> bool:
         """One step with preemptions, in run order: whoever needs a block takes it from the newest. False if nobody ran."""
-        decodes, context = 0, 0
-        cur = self.nxt[self.room]
+        decodes, context, cur = 0, 0, self.nxt[self.room]
         while cur != self.room:
             if (self.base[cur] + self.S) % self.bs == 0:
                 while self.free < 1 and self.decodes[cur] == 1:
@@ -356,8 +357,7 @@ class Kernel:
     def _retract(self) -> bool:
         """The same in SGLang's order: the fewest output tokens give first, of those the longest prompt."""
         while self.phases[self.phase] > self.free:
-            victim, least = -1, 0
-            cur = self.nxt[self.room]
+            victim, least, cur = -1, 0, self.nxt[self.room]
             while cur != self.room:
                 outputs = self.base[cur] + self.S + 1 - self.prompt[cur]
                 if victim < 0 or outputs < least or (outputs == least and self.prompt[cur] > self.prompt[victim]):

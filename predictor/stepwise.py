@@ -29,14 +29,23 @@ class Outcome:
 
 
 def simulate(
-    profile: StepProfile, snapshot: Snapshot, target: Resident | None, *, drain: bool = False, steps_max: int = 20_000
+    profile: StepProfile,
+    snapshot: Snapshot,
+    target: Resident | None,
+    *,
+    drain: bool = False,
+    steps_max: int = 20_000,
+    place: int = -1,
 ) -> Outcome:
-    """Put `target` at the end of the queue and run until it has ended; with `drain`, or without a target, until all have.
+    """Put `target` behind the first `place` of the queue (below 0: behind all) and run until it has ended; with `drain`, or
+    without a target, until all have.
 
     `complete` tells whether that end was reached within `steps_max` steps. Raises ValueError for a state that no engine
     can be in.
     """
-    waiting = snapshot.waiting if target is None else (*snapshot.waiting, target)
+    waiting = snapshot.waiting
+    if target is not None:
+        waiting = (*waiting, target) if place < 0 else (*waiting[:place], target, *waiting[place:])
     begin_s = snapshot.taken_s
     instance = Instance.restore(profile, replace(snapshot, waiting=waiting, step_ends_s=0.0))
     outcome = Outcome(steps=-1)  # the first step of a restored instance is the one that was in progress

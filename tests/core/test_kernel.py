@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -50,15 +51,16 @@ def check_order(form: ModuleType, seed: int, profile: StepProfile, snapshot: Sna
     engine = form.Kernel(snapshot.limits, profile.coefficients)
     assert engine.load(snapshot.running, snapshot.waiting, snapshot.free_blocks) == 0
     steps = 0
-    for drain in (False, True):
-        truth = simulate(profile, snapshot, target, drain=drain, steps_max=200_000)
+    places = (-1, seed % (len(snapshot.waiting) + 1))  # at the end of the queue, and somewhere in it
+    for drain, place in product((False, True), places):
+        truth = simulate(profile, snapshot, target, drain=drain, steps_max=200_000, place=place)
         assert truth.complete
-        assert engine.predict(*counts, drain)
+        assert engine.predict(*counts, drain, place)
         assert (engine.steps, engine.preemptions, engine.peak_blocks) == (truth.steps, truth.preemptions, truth.peak_blocks)
         pairs = [(engine.wait_s, truth.wait_s), (engine.ttft_s, truth.ttft_s), (engine.e2e_s, truth.e2e_s)]
         if drain:
             pairs.append((engine.ends_sum_s, truth.ends_sum_s))
-        assert all(same(left, right) for left, right in pairs), (seed, drain, pairs)
+        assert all(same(left, right) for left, right in pairs), (seed, drain, place, pairs)
         steps += truth.steps
     return steps
 
