@@ -19,7 +19,7 @@ from aiohttp.typedefs import Middleware
 
 from gateway.api import Refusal
 from gateway.logs import Logs
-from gateway.operations import OperationError
+from gateway.operator_errors import OperationError
 
 BODY_BYTES = 1 << 20
 BODY_S = 10.0

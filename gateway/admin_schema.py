@@ -17,7 +17,7 @@ from gateway.addresses import KEY_CHARACTERS_MAX, sendable_key
 from gateway.admin_http import DRAIN_S_MAX
 from gateway.config import BackendSpec, EngineName
 from gateway.config_sections import ModelName, OptionalUrl, Url
-from gateway.operations import OperationError
+from gateway.operator_errors import OperationError
 from gateway.section_base import Name
 from predictor.catalog import ProfileError, engine_profile
 

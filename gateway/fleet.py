@@ -19,7 +19,7 @@ State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
 Failure = Literal["connect", "timeout", "reset", "status"]
 
 MOVES: dict[State, frozenset[State]] = {
-    "starting": frozenset(("ready", "down", "draining", "asleep")),
+    "starting": frozenset(("ready", "down", "draining", "asleep", "swapping")),
     "ready": frozenset(("down", "draining", "asleep", "swapping")),
     "down": frozenset(("ready", "draining", "starting", "asleep", "swapping")),
     "asleep": frozenset(("swapping", "starting", "draining")),

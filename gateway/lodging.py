@@ -25,6 +25,7 @@ SLACK_STEP_S = 2.0
 STARVE_MARGIN = 0.8
 ABSENCES = 16
 BAR_FIRST_S, BAR_LAST_S = 5.0, 300.0
+HOPELESS = 2  # failures after the first one
 HOLD_PRIOR_S, START_PRIOR_S = 5.0, 0.5
 SLOTS = 64
 DOWN_S = 60.0  # who is down is expected back by then
@@ -191,7 +192,7 @@ class Lodging:
         """Seconds until the model comes, where that is later than a request may begin; else 0. The request is turned away
         then, but counts as one that waits until it may come again."""
         wait_s = (self.expected_s(model, now_s) or 0.0) if self.on else 0.0
-        if now_s + wait_s <= due_s:
+        if not wait_s or (now_s + wait_s <= due_s and not self.hopeless(model)):
             return 0.0
         self._turned_away[model] = now_s + wait_s + PATIENCE_S
         self.nudge()
@@ -237,6 +238,11 @@ class Lodging:
         """Seconds for which it is not brought there; 0 or less: it may be."""
         found = self._bars.get((model, device))
         return found.until_s - now_s if found is not None else 0.0
+
+    def hopeless(self, model: str) -> bool:
+        """Whether bringing it failed again and again, wherever it may lie."""
+        bars = [self._bars.get((model, lodger.device)) for lodger in self.lodgers.values() if lodger.model == model]
+        return all(bar is not None and bar.count >= HOPELESS for bar in bars)
 
     def why_barred(self, model: str, device: str) -> str:
         """What went wrong when it was last brought there; "" if nothing did since it last came."""
@@ -326,14 +332,15 @@ class Lodging:
         if spec.gpu_tokens_per_s and any(lodger.parts for lodger in mine):
             curve = from_ends(spec.gpu_tokens_per_s, spec.cpu_tokens_per_s)
         allowed = [one.device for one in mine if one.phase in ("in", "coming") or self.barred_s(model, one.device, now_s) <= 0]
+        demand = self._demand(model, mine, waiters, habits, now_s) if allowed else Demand()
         stays = not any(lodger.moves for lodger in mine)
         return Tenant(
             model,
             Footprint(spec.weight_gb * GB, spec.kv_kb_per_token * 1000, spec.layers, spec.overhead_gb * GB),
             dict.fromkeys(hosts, service),
-            self._demand(model, mine, waiters, habits, now_s),
+            demand,
             float(spec.kv_tokens),
-            tuple(allowed) or ("",),
+            tuple(allowed or [one.device for one in mine]),
             stays or self.pinned(model),
             places,
             mine[0].rest,

@@ -11,14 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.addresses import AddressError, check_url
 from gateway.config import BackendSpec, GatewayConfig
 from gateway.fleet import Fleet, Replica
+from gateway.operator_errors import OperationError
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from gateway.swapper import Swapper
 
 # What only a restart applies: None stands for a whole section.
 FIXED: dict[str, tuple[str, ...] | None] = {
@@ -29,7 +34,7 @@ FIXED: dict[str, tuple[str, ...] | None] = {
     "log": None,
     "limits": ("response_ids", "model_labels"),
     "health": ("failures", "poison_ttl_s"),
-    "admin": ("key", "key_file", "state_file"),
+    "admin": ("key", "key_file", "state_file", "learnt_file"),
 }
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -40,17 +45,6 @@ class Retirement:
 
     until_s: float
     newcomers: frozenset[str]
-
-
-class OperationError(Exception):
-    """The operator asked for something that can't be; `status` is the HTTP status it maps to, `param` the field."""
-
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.param = param
 
 
 class Operations:
@@ -66,6 +60,7 @@ class Operations:
         self._started_with = plane.config
         self._reloading = asyncio.Lock()
         self._retiring: dict[str, Retirement] = {}
+        self.swapper: Swapper | None = None  # once there are devices that models share
         upkeep.each_round(self._retire)
 
     def start(self) -> None:
@@ -82,6 +77,21 @@ class Operations:
                 self._store.delete(spec.name)
                 self._log("taken over by the file", spec.name)
         self._upkeep.start()
+        self._begin_swaps()
+
+    async def close(self) -> None:
+        """End the processes that were started."""
+        if self.swapper is not None:
+            await self.swapper.close()
+
+    def _begin_swaps(self) -> None:
+        if self.swapper is not None:
+            self.swapper.adopt()
+        elif self.plane.lodging.on:
+            from gateway.swapper import Swapper  # most gateways never need it
+
+            self.swapper = Swapper(self.plane, self._upkeep)
+            self.swapper.start()
 
     def leaving(self, name: str) -> bool:
         """Whether the backend is on its way out: it will be removed once its drain is over."""
@@ -174,6 +184,7 @@ class Operations:
             if replica.spec.declared and replica.name not in declared and not self.leaving(replica.name):
                 self._retiring[replica.name] = Retirement(until_s, newcomers)
         self._retire(plane.now())
+        self._begin_swaps()
 
     def _retire(self, now_s: float) -> None:
         """Let go of what a reload dropped, but not before what it brought can take over."""

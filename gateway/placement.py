@@ -175,9 +175,9 @@ class Placement:
         assert ask is not None
         if plane.fleet.routable(ask.model, self._kind):
             return
+        if wait_s := plane.lodging.too_far_s(ask.model, plane.now(), self._due_s):
+            raise refusals.not_loaded(ask.model, wait_s)
         if plane.fleet.hopeful(ask.model):
-            if wait_s := plane.lodging.too_far_s(ask.model, plane.now(), self._due_s):
-                raise refusals.not_loaded(ask.model, wait_s)
             return
         if not plane.fleet.knows(ask.model):
             raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise

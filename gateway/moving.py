@@ -1,0 +1,196 @@
+"""One step of a swap plan carried out on one device: cut off, drained, out, in; undone where it fails. Shell.
+
+Nobody's stream is broken: a model leaves when its requests are over, or with them paused inside its engine where that is
+able to. Each move is tried again before it counts as failed; then what had left comes back, and the model is barred from
+the device for a while. What each move took goes into the costs.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from backends.moves import MoveError, Mover
+from gateway.fleet import Replica
+from gateway.lodging import Lodger
+from gateway.residency import Step
+from gateway.server import DataPlane
+
+DRAIN_LOOK_S = 0.02
+Outcome = Literal["done", "failed", "given up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of a step. Seconds: predicted for the moves, taken by them, and waited for requests before."""
+
+    at_s: float
+    device: str
+    model: str
+    leaves: tuple[str, ...]
+    outcome: Outcome
+    reason: str
+    predicted_s: float
+    took_s: float
+    drained_s: float
+
+
+class Move:
+    """See the module's words. One for each step; `watch` has a backend probed from now on, `wanted` says whether the step
+    still serves a purpose."""
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        movers: Mapping[str, Mover],
+        step: Step,
+        watch: Callable[[str], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._plane = plane
+        self._lodging = plane.lodging
+        self._movers = movers
+        self._step = step
+        self._watch = watch
+        self._wanted = wanted
+
+    async def run(self) -> Moved:
+        """Carry it out. Raises nothing but CancelledError."""
+        plane, step = self._plane, self._step
+        began_s = plane.now()
+        leavers = [lodger for name in step.leaves if (lodger := self._lodger(name)) is not None]
+        target = self._lodger(step.model) if step.model else None
+        keep = step.mode == "preempt" and all(lodger.keeps for lodger in leavers)
+        predicted_s = sum(self._lodging.move_s(lodger, "gpu", lodger.rest) for lodger in leavers)
+        if target is not None:
+            predicted_s += self._lodging.load_s(target)
+        self._cut(leavers, predicted_s)
+        problem = "" if keep else await self._drained(leavers)
+        drained_s = plane.now() - began_s
+        outcome: Outcome = "given up"
+        if problem:
+            self._reopen(leavers)
+        else:
+            problem = await self._swap(leavers, target, keep)
+            outcome = "failed" if problem else "done"
+        took_s = plane.now() - began_s - drained_s
+        return Moved(began_s, step.device, step.model, step.leaves, outcome, problem, predicted_s, took_s, drained_s)
+
+    def _lodger(self, model: str) -> Lodger | None:
+        found = [one for one in self._lodging.lodgers.values() if one.model == model and one.device == self._step.device]
+        return found[0] if found else None
+
+    def _replica(self, lodger: Lodger) -> Replica | None:
+        return self._plane.fleet.get(lodger.name)
+
+    # -- the leavers' requests
+
+    def _cut(self, leavers: Sequence[Lodger], predicted_s: float) -> None:
+        """No new requests for them."""
+        reason = f"makes room for {self._step.model}" if self._step.model else "asked to leave"
+        now_s = self._plane.now()
+        for lodger in leavers:
+            lodger.phase, lodger.ready_s = "leaving", now_s + self._step.ready_s - self._step.cut_s + predicted_s
+            replica = self._replica(lodger)
+            if replica is not None and replica.state in ("ready", "down", "starting"):
+                self._plane.fleet.cut(replica, reason)
+            self._lodging.moved(lodger.model, now_s)
+
+    async def _drained(self, leavers: Sequence[Lodger]) -> str:
+        """Wait until nothing is in flight there; why not, if that is given up."""
+        due_s = self._plane.now() + self._plane.config.swaps.drain_s
+        while any(replica.in_flight for lodger in leavers if (replica := self._replica(lodger)) is not None):
+            if not self._wanted():
+                return "nobody waits for it any more"
+            if self._plane.now() >= due_s:
+                return "the requests there did not end in time"
+            await asyncio.sleep(DRAIN_LOOK_S)
+        return ""
+
+    def _reopen(self, leavers: Sequence[Lodger]) -> None:
+        """They stay, if they have not left yet."""
+        for lodger in leavers:
+            if lodger.phase == "leaving":
+                lodger.phase = "in"
+                replica = self._replica(lodger)
+                if replica is not None:
+                    self._plane.fleet.reopened(replica)
+                self._lodging.moved(lodger.model, self._plane.now())
+
+    # -- the moves
+
+    async def _swap(self, leavers: Sequence[Lodger], target: Lodger | None, keep: bool) -> str:
+        """Out and in; what went wrong, if anything did, with all as it was as far as that was possible."""
+        gone: list[Lodger] = []
+        try:
+            for lodger in leavers:
+                await self._out(lodger, keep)
+                gone.append(lodger)
+            if target is not None:
+                await self._into(target, self._step.fraction)
+        except MoveError as error:
+            if target is not None:
+                self._lodging.bar(target.model, target.device, str(error), self._plane.now())
+            self._reopen(leavers)
+            for lodger in gone:
+                try:
+                    await self._into(lodger, lodger.fraction)
+                except MoveError as again:
+                    self._lodging.bar(lodger.model, lodger.device, str(again), self._plane.now())
+            return str(error)
+        return ""
+
+    async def _out(self, lodger: Lodger, keep: bool) -> None:
+        mover, fleet = self._movers[lodger.name], self._plane.fleet
+        began_s = self._plane.now()
+        try:
+            await self._tried(lodger, lambda: mover.out(keep))
+        except MoveError as error:
+            if await mover.where() != "gpu":
+                self._left(lodger, mover, str(error))
+            raise
+        self._lodging.observe(lodger, "gpu", mover.home, self._plane.now() - began_s)
+        replica = fleet.get(lodger.name)
+        if keep and replica is not None and replica.in_flight:
+            replica.paused, lodger.kept, lodger.kept_s = True, replica.in_flight, self._plane.now()
+        self._left(lodger, mover, f"left for {self._step.model}" if self._step.model else "asked to leave")
+
+    def _left(self, lodger: Lodger, mover: Mover, reason: str) -> None:
+        lodger.phase, lodger.place = "out", mover.home
+        replica = self._replica(lodger)
+        if replica is not None:
+            self._plane.fleet.slept(replica, reason)
+        self._lodging.moved(lodger.model, self._plane.now())
+
+    async def _into(self, lodger: Lodger, fraction: float) -> None:
+        plane, mover, start = self._plane, self._movers[lodger.name], lodger.place
+        began_s = plane.now()
+        replica = self._replica(lodger)
+        if replica is not None and replica.state == "asleep":
+            plane.fleet.coming(replica, "on its way")
+        lodger.phase, lodger.fraction, lodger.ready_s = "coming", fraction, began_s + self._lodging.load_s(lodger)
+        try:
+            await self._tried(lodger, lambda: mover.into(fraction))
+        except MoveError as error:
+            self._left(lodger, mover, str(error))
+            raise
+        now_s = plane.now()
+        self._lodging.observe(lodger, start, "gpu", now_s - began_s)
+        lodger.phase, lodger.place, lodger.since_s, lodger.kept = "in", "gpu", now_s, 0
+        self._lodging.unbar(lodger.model, lodger.device)
+        self._lodging.moved(lodger.model, now_s)
+        if replica is not None:
+            plane.fleet.awake(replica)
+            self._watch(lodger.name)
+
+    async def _tried(self, lodger: Lodger, act: Callable[[], Awaitable[None]]) -> None:
+        """Raises the last attempt's MoveError."""
+        attempts = self._plane.config.swaps.attempts
+        for attempt in range(1, attempts + 1):
+            try:
+                await act()
+                return
+            except MoveError as error:
+                if attempt == attempts:
+                    raise
+                self._plane.logs.event("warning", "move tried again", backend=lodger.name, reason=str(error))

@@ -1,0 +1,332 @@
+"""Carries out swap plans: plans while somebody waits for a model that lies nowhere, one step at a time on each device. Shell.
+
+It owns the movers and, through them, the processes that the gateway starts. It looks at who really lies where, so that
+what others move, or what crashes, is noticed; a process that crashed comes back by itself, later after each crash. What
+an operator asks for goes the same way as what the planner wants. Judgement is the planner's (gateway.swaps), never here.
+"""
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from backends.movers import mover_for
+from backends.moves import MoveError, Mover, MoverSpec
+from gateway.config import BackendSpec
+from gateway.fleet import Replica
+from gateway.lodging import SLOTS, Lodger, Waiter
+from gateway.moving import Move, Moved
+from gateway.operator_errors import OperationError
+from gateway.residency import NEVER, Step, SwapPlan
+from gateway.server import DataPlane
+from gateway.swap_actions import plan
+from gateway.swaps import Planner
+from gateway.upkeep import Upkeep
+
+LOOK_S = 2.0
+DUE_S = 0.05  # a step so near is carried out now
+HISTORY = 64
+CONTROL_SLACK_S = 5.0
+
+
+class Swapper:
+    """See the module's words. Touched only by the event loop. `history` are the last steps, newest last."""
+
+    def __init__(self, plane: DataPlane, upkeep: Upkeep) -> None:
+        self._plane = plane
+        self._upkeep = upkeep
+        self._specs: dict[str, BackendSpec] = {}
+        self._movers: dict[str, Mover] = {}
+        self._moving: dict[str, asyncio.Task[None]] = {}  # by device
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        self._crashed: set[str] = set()
+        self._nudged = asyncio.Event()
+        self._looked = asyncio.Event()
+        self.history: deque[Moved] = deque(maxlen=HISTORY)
+        self.counts: Counter[tuple[str, str]] = Counter()  # steps by model and outcome
+        self.moved_s: defaultdict[str, float] = defaultdict(float)  # seconds of moves by model
+
+    # -- life
+
+    def start(self) -> None:
+        """Begin, if there are devices."""
+        if self._plane.lodging.on and not self._tasks:
+            self._plane.lodging.nudge = self._nudged.set
+            self._sync()
+            self._tasks = [asyncio.create_task(self._plan_on()), asyncio.create_task(self._look_on())]
+
+    def adopt(self) -> None:
+        """The configuration changed."""
+        self.start()
+        self._nudged.set()
+
+    async def close(self) -> None:
+        """Stop, and end the processes that were started."""
+        tasks = [*self._tasks, *self._moving.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._closing, *(mover.close() for mover in self._movers.values()), return_exceptions=True)
+
+    # -- who is there
+
+    def _sync(self) -> None:
+        """Follow the fleet: lodgers of backends that share a device, and their movers."""
+        plane, lodging = self._plane, self._plane.lodging
+        found = {r.name: r.spec for r in plane.fleet if r.spec.swap.device and lodging.device(r.spec.swap.device) is not None}
+        if found == self._specs:
+            return
+        for name in [name for name, spec in self._specs.items() if found.get(name) != spec]:
+            mover = self._movers.pop(name, None)
+            if mover is not None:
+                task = asyncio.create_task(mover.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        kept = {
+            lodger.name: lodger for lodger in lodging.lodgers.values() if found.get(lodger.name) == self._specs.get(lodger.name)
+        }
+        lodgers: list[Lodger] = []
+        for name, spec in found.items():
+            if name in kept:
+                lodgers.append(kept[name])
+            else:
+                lodgers += self._lodgers(spec)
+        self._specs = found
+        lodging.lodge(lodgers, plane.now())
+
+    def _lodgers(self, spec: BackendSpec) -> Iterator[Lodger]:
+        swap, slots = spec.swap, min(spec.max_in_flight, spec.max_num_seqs or SLOTS)
+        if swap.way == "none":
+            for model in spec.models:
+                key = spec.name if len(spec.models) == 1 else f"{spec.name}:{model}"
+                yield Lodger(key, model, swap.device, moves=False, phase="in", place="gpu", since_s=-NEVER, slots=slots)
+            return
+        (model,) = spec.models
+        layers = self._plane.lodging.footprint(model).layers
+        mover = self._movers[spec.name] = mover_for(
+            MoverSpec(
+                swap.way, spec.url, model, swap.level, layers, swap.command, swap.env, swap.folder, swap.log, swap.start_s,
+                swap.stop_s, swap.keeps,
+            ),
+            self._upkeep.control(spec, max(swap.start_s, swap.stop_s) + CONTROL_SLACK_S),
+        )  # fmt: skip
+        yield Lodger(spec.name, model, swap.device, True, mover.home, mover.parts, mover.keeps, place=mover.home, slots=slots)
+
+    def _replica(self, lodger: Lodger) -> Replica | None:
+        return self._plane.fleet.get(lodger.name.partition(":")[0])
+
+    async def _look_on(self) -> None:
+        while True:
+            self._sync()
+            for lodger in list(self._plane.lodging.lodgers.values()):
+                if lodger.moves and lodger.device not in self._moving:
+                    await self._look_at(lodger)
+            self._looked.set()
+            self._nudged.set()
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_at(self, lodger: Lodger) -> None:
+        """Whether it is where it is believed to be; what others moved, or what crashed, is taken as it is."""
+        mover, fleet, lodging = self._movers.get(lodger.name), self._plane.fleet, self._plane.lodging
+        if mover is None:
+            return
+        place, died = await mover.where(), mover.died()
+        replica = self._replica(lodger)
+        if replica is None or lodger.device in self._moving or self._movers.get(lodger.name) is not mover:
+            return
+        now_s = self._plane.now()
+        if lodger.phase == "in" and (died or place not in ("gpu", None)):
+            lodger.phase, lodger.place = "out", mover.home
+            fleet.slept(replica, died or "it left by itself")
+            lodging.moved(lodger.model, now_s)
+            if died:
+                lodging.bar(lodger.model, lodger.device, died, now_s)
+                self._crashed.add(lodger.name)
+            self._plane.logs.event("error" if died else "warning", "model gone", backend=lodger.name, reason=replica.reason)
+        elif lodger.phase == "out" and place == "gpu":
+            lodger.phase, lodger.place, lodger.since_s = "in", "gpu", now_s
+            fleet.awake(replica)
+            lodging.moved(lodger.model, now_s)
+            self._upkeep.watch(lodger.name)
+        elif lodger.phase == "out":
+            lodger.place = mover.home
+            if replica.state in ("starting", "down"):
+                fleet.slept(replica, "its model lies on no device")
+
+    # -- planning
+
+    async def _plan_on(self) -> None:
+        await self._looked.wait()
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), self._plane.config.swaps.plan_s)
+            self._nudged.clear()
+            wait_s = self._plane.lodging.planned_s + self._plane.config.swaps.plan_s - self._plane.now()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            if self._plane.lodging.on:
+                self._plan_once()
+
+    def _plan_once(self) -> None:
+        plane, lodging = self._plane, self._plane.lodging
+        self._see()
+        if plane.config.swaps.mode == "auto":
+            self._bring_back()
+        waiters = self.waiters()
+        if not self._wants(waiters):
+            lodging.plan = SwapPlan((), 0.0, 0.0)
+            return
+        now_s = plane.now()
+        found = plan(lodging.view(waiters, now_s), lodging.costs, lodging.settings())
+        lodging.plan, lodging.planned_s = found, now_s
+        if plane.config.swaps.mode != "auto":
+            return
+        for step in found.steps:
+            if step.cut_s <= DUE_S and step.device not in self._moving:
+                self._carry_out(step)
+        for action in found.actions:
+            if action.kind == "prefetch" and action.device not in self._moving:
+                self._prefetch(action.model, action.device)
+
+    def _see(self) -> None:
+        """What the fleet knows of lodgers."""
+        for lodger in self._plane.lodging.lodgers.values():
+            replica = self._replica(lodger)
+            if replica is not None:
+                lodger.running = replica.in_flight
+                lodger.usable = replica.state != "down"
+
+    def waiters(self) -> list[Waiter]:
+        """Requests that wait for any model, and those turned away that will come again."""
+        return [*self._plane.waiters(), *self._plane.lodging.turned_away(self._plane.now())]
+
+    def _wants(self, waiters: Iterable[Waiter]) -> bool:
+        """Whether anybody waits for what lies nowhere, inside an engine, or for a slot beside others."""
+        lodging = self._plane.lodging
+        if any(lodging.lodges(waiter.model) for waiter in waiters) or any(one.kept for one in lodging.lodgers.values()):
+            return True
+        there = {lodger.model for lodger in lodging.lodgers.values() if lodger.phase in ("in", "coming")}
+        return any(lodging.pinned(lodger.model) and lodger.model not in there for lodger in lodging.lodgers.values())
+
+    def _bring_back(self) -> None:
+        """Who crashed comes back once it may, where there is still room."""
+        lodging, now_s = self._plane.lodging, self._plane.now()
+        for name in list(self._crashed):
+            lodger = lodging.lodgers.get(name)
+            if lodger is None or lodger.phase in ("in", "coming"):
+                self._crashed.discard(name)
+            elif lodging.barred_s(lodger.model, lodger.device, now_s) <= 0 and lodger.device not in self._moving:
+                self._crashed.discard(name)
+                step = self._step_for(lodger.model, lodger.device, alone=True)
+                if step is not None:
+                    self._carry_out(step)
+
+    # -- acting
+
+    def _carry_out(self, step: Step, by_hand: bool = False) -> None:
+        move = Move(self._plane, self._movers, step, self._upkeep.watch, lambda: by_hand or self._wanted(step.model))
+        task = asyncio.create_task(self._moved_by(move), name=f"swap-{step.device}")
+        self._moving[step.device] = task
+        task.add_done_callback(lambda _: self._over(step.device, task))
+
+    def _over(self, device: str, task: asyncio.Task[None]) -> None:
+        if self._moving.get(device) is task:
+            del self._moving[device]
+        self._nudged.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._plane.loop.call_exception_handler({"message": "a swap failed", "exception": error})
+
+    async def _moved_by(self, move: Move) -> None:
+        told = await move.run()
+        self.history.append(told)
+        self.counts[told.model or ",".join(told.leaves), told.outcome] += 1
+        self.moved_s[told.model or ",".join(told.leaves)] += told.took_s
+        self._plane.logs.event(
+            "warning" if told.outcome == "failed" else "info", "swap", device=told.device, model=told.model,
+            leaves=told.leaves, outcome=told.outcome, reason=told.reason, predicted_s=round(told.predicted_s, 2),
+            took_s=round(told.took_s, 2), drained_s=round(told.drained_s, 2),
+        )  # fmt: skip
+
+    def _wanted(self, model: str) -> bool:
+        """Whether anybody still waits for that model."""
+        lodging = self._plane.lodging
+        mine = [lodger for lodger in lodging.lodgers.values() if lodger.model == model]
+        return lodging.pinned(model) or any(lodger.kept for lodger in mine) or any(w.model == model for w in self.waiters())
+
+    def _prefetch(self, model: str, device: str) -> None:
+        lodger = next(one for one in self._plane.lodging.lodgers.values() if (one.model, one.device) == (model, device))
+        self._moving[device] = task = asyncio.create_task(self._fetch(lodger), name=f"fetch-{device}")
+        task.add_done_callback(lambda _: self._over(device, task))
+
+    async def _fetch(self, lodger: Lodger) -> None:
+        mover, began_s = self._movers[lodger.name], self._plane.now()
+        try:
+            await mover.prefetch()
+        except MoveError as error:
+            self._plane.logs.event("warning", "prefetch", backend=lodger.name, reason=str(error))
+            return
+        self._plane.lodging.observe(lodger, lodger.place, "ram", self._plane.now() - began_s)
+        lodger.place = mover.home
+
+    # -- what an operator may ask for
+
+    def load(self, model: str, device: str = "") -> Step:
+        """Bring a model onto a device (""; the best one), whoever must leave for it. Raises OperationError."""
+        self._known(model)
+        step = self._step_for(model, device)
+        if step is None:
+            raise OperationError(
+                409, "no_room", f"No device can take {model!r}: it is there already, or what lies there is pinned."
+            )
+        self._begin(step)
+        return step
+
+    def unload(self, model: str, device: str = "") -> Step:
+        """Take a model off its device once its requests are over. Raises OperationError."""
+        self._known(model)
+        for lodger in self._plane.lodging.lodgers.values():
+            if lodger.model == model and lodger.phase == "in" and lodger.moves and device in ("", lodger.device):
+                seconds = self._plane.lodging.move_s(lodger, "gpu", lodger.rest)
+                step = Step(lodger.device, "", 1.0, (model,), "drain", 0.0, seconds, NEVER, seconds)
+                self._begin(step)
+                return step
+        raise OperationError(409, "not_loaded", f"{model!r} lies on no such device, or cannot leave it.")
+
+    def pin(self, model: str, pinned: bool | None) -> None:
+        """Pin it where it is, let it go, or (None) as the file says. Raises OperationError."""
+        self._known(model)
+        if pinned is None:
+            self._plane.lodging.pins.pop(model, None)
+        else:
+            self._plane.lodging.pins[model] = pinned
+        self._nudged.set()
+
+    def _begin(self, step: Step) -> None:
+        if step.device in self._moving:
+            raise OperationError(409, "device_busy", f"Something moves on {step.device!r} just now.")
+        self._carry_out(step, by_hand=True)
+
+    def _known(self, model: str) -> None:
+        if not self._plane.lodging.lodges(model):
+            raise OperationError(404, "no_such_model", f"No model {model[:200]!r} shares a device.")
+
+    def _step_for(self, model: str, device: str, alone: bool = False) -> Step | None:
+        """The cheapest way to have it there now; with `alone`, only where nobody must leave."""
+        self._see()
+        now_s, lodging = self._plane.now(), self._plane.lodging
+        view = lodging.view([*self.waiters(), Waiter(model, now_s, now_s)], now_s)
+        planner = Planner(view, lodging.costs, lodging.settings(wide=True))
+        options = [
+            option
+            for option in planner.options_for(planner.root, model)
+            if option.mode != "preempt"
+            and not option.visit
+            and device in ("", option.device.name)
+            and not (alone and option.leaves)
+        ]
+        states = [planner.after(planner.root, option) for option in options]
+        if not states:
+            return None
+        return replace(min(states, key=lambda state: state.cost_s).steps[-1], cut_s=0.0)
