@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from math import exp
 
 from gateway.jobs import Job
@@ -10,7 +9,7 @@ from gateway.views import View
 from predictor.forecast import Forecast
 from predictor.mirror import Mirror
 from predictor.picture import counted
-from predictor.request import Request
+from predictor.request import Estimate, Request
 from predictor.snapshot import ProbeReply
 
 PACE_STEP = 0.01  # a smaller change of pace is not worth new coefficients
@@ -70,7 +69,9 @@ class OwnDispatches:
 
     def add(self, job: Job, name: str, work_s: float, now_s: float) -> None:
         """`job` goes there, to be computed in `work_s` alone."""
-        sent = self._sent.setdefault(name, deque())
+        sent = self._sent.get(name)
+        if sent is None:
+            sent = self._sent[name] = deque()
         while sent and now_s - sent[0][0] > self.KEPT_S:
             sent.popleft()
         sent.append((now_s, job, work_s))
@@ -90,19 +91,35 @@ class OwnDispatches:
         }
 
     def _corrected(self, name: str, reply: ProbeReply, block_size: int, since_s: float) -> ProbeReply:
-        since: list[tuple[Job, float]] = []
+        delay_s = 0.0
+        jobs = blocks = tokens = 0
         for at_s, job, work_s in reversed(self._sent.get(name, ())):
             if at_s <= since_s:
                 break
-            since.append((job, work_s))
-        if not since:
+            delay_s += work_s
+            jobs += 1
+            blocks += -(-job.prompt_tokens // block_size)
+            tokens += job.prompt_tokens + job.lengths.q50
+        if not jobs:
             return reply
-        delay_s = sum(work_s for _, work_s in since)
-        estimate = reply.estimate
-        return replace(
-            reply,
-            estimate=replace(estimate, ttft_s=estimate.ttft_s + delay_s, e2e_s=estimate.e2e_s + delay_s),
-            waiting=reply.waiting + len(since),
-            waiting_blocks=reply.waiting_blocks + sum(-(-job.prompt_tokens // block_size) for job, _ in since),
-            queued_tokens=reply.queued_tokens + sum(job.prompt_tokens + job.lengths.q50 for job, _ in since),
+        was = reply.estimate
+        # made anew by hand: `replace` looks every field up by name, which cost more than all the rest of a choice
+        estimate = Estimate(
+            was.ttft_s + delay_s,
+            was.tpot_s,
+            was.e2e_s + delay_s,
+            was.wait_s,
+            was.preempt_p,
+            was.kv_peak_blocks,
+            was.harm_s,
+            was.spread,
+        )
+        return ProbeReply(
+            estimate,
+            reply.running,
+            reply.waiting + jobs,
+            reply.free_blocks,
+            reply.waiting_blocks + blocks,
+            reply.queued_tokens + tokens,
+            reply.snapshot_age_s,
         )

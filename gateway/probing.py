@@ -19,6 +19,7 @@ from predictor.wire import JobLike, WireError, encode_ask, parse_reply
 
 Replies = Mapping[str, ProbeReply | None]
 Done = Callable[[Replies], None]
+Read = Callable[[bytes], ProbeReply]
 
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 65536
@@ -30,30 +31,34 @@ RESERVE_HOLD_S = 0.005
 
 
 class _Round:
-    """One request's asks. `replies` is handed over when the last one is in or the deadline is over."""
+    """One request's asks. `replies` is handed over when the last one is in or the deadline is over; while that is taken
+    in, the round is at hand, since the request's reservation has the same body."""
 
-    __slots__ = ("done", "due_s", "missing", "replies")
+    __slots__ = ("_client", "body", "done", "due_s", "job", "missing", "replies")
 
-    def __init__(self, missing: int, due_s: float, done: Done) -> None:
+    def __init__(self, client: "ProbeClient", missing: int, due_s: float, job: JobLike, body: bytes, done: Done) -> None:
+        self._client = client
         self.missing = missing
         self.due_s = due_s
+        self.job = job
+        self.body = body
         self.done: Done | None = done
         self.replies: dict[str, ProbeReply | None] = {}
 
     def answered(self, name: str, reply: ProbeReply | None) -> None:
-        done = self.done
-        if done is None:
+        if self.done is None:
             return  # too late
         self.replies[name] = reply
         self.missing -= 1
         if not self.missing:
-            self.done = None
-            done(self.replies)
+            self.expire()
 
     def expire(self) -> None:
         done, self.done = self.done, None
         if done is not None:
+            self._client.at_hand = self
             done(self.replies)
+            self._client.at_hand = None
 
 
 class _Line(asyncio.Protocol):
@@ -188,7 +193,7 @@ class _Line(asyncio.Protocol):
                 break
             asked, _ = self._asked.popleft()
             if asked is not None:
-                asked.answered(self.name, _reply(data[end + 4 : stop]) if fine else None)
+                asked.answered(self.name, self._owner.reply(data[end + 4 : stop]) if fine else None)
                 if self._transport is not transport:
                     return  # whoever was told broke this connection off
             at = stop
@@ -209,13 +214,6 @@ def _read_head(head: bytes) -> tuple[bool, int]:
     return low[9:12] == b"200", length if length <= BODY_BYTES_MAX else -1
 
 
-def _reply(body: bytes) -> ProbeReply:
-    try:
-        return parse_reply(body)
-    except WireError:
-        return GARBLED
-
-
 class ProbeClient:
     """All sidecars of a gateway. `deadline_s` counts from the ask; it is a bound on waiting, not on connecting. `allowed`
     is the rule for the addresses of guarded ones."""
@@ -233,6 +231,8 @@ class ProbeClient:
         self.tls = tls
         self._unix_ms = unix_ms
         self._allowed = allowed
+        self.at_hand: _Round | None = None
+        self._read: Read = parse_reply
         self._lines: dict[str, _Line] = {}
         self._rounds: deque[_Round] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -250,6 +250,9 @@ class ProbeClient:
         another address or token takes the place of the last."""
         line = self._lines.get(name)
         if line is None or line.target != (url, token, guarded):
+            from predictor.replies import read_reply  # brings msgspec, which a gateway without sidecars need not hold
+
+            self._read = read_reply
             self.removed(name)
             self._lines[name] = _Line(name, url, token, guarded, self)
 
@@ -264,8 +267,8 @@ class ProbeClient:
         lines = self._lines
         asked = [lines.get(name) for name in names]
         now_s = self.now()
-        one = _Round(len(asked) + 1, now_s + self.deadline_s, done)  # one more until all are asked
         body = encode_ask(job, self._unix_ms())
+        one = _Round(self, len(asked) + 1, now_s + self.deadline_s, job, body, done)  # one more until all are asked
         for name, line in zip(names, asked, strict=True):
             if line is None:
                 one.answered(name, None)
@@ -292,8 +295,11 @@ class ProbeClient:
 
     def reserve(self, name: str, job: JobLike) -> None:
         """Tell a backend's sidecar that `job` is on its way there. Nothing is waited for."""
-        line = self._lines.get(name)
-        if line is None or not line.reserve(encode_ask(job, self._unix_ms()), self.now()):
+        line, asked = self._lines.get(name), self.at_hand
+        if line is None:
+            return
+        body = asked.body if asked is not None and asked.job is job else encode_ask(job, self._unix_ms())
+        if not line.reserve(body, self.now()):
             return
         if self._flushing is None and self._flush_at is None:
             self._flush_at = asyncio.get_running_loop().call_later(RESERVE_HOLD_S, self._flush_late)
@@ -308,6 +314,13 @@ class ProbeClient:
         for name in list(self._lines):
             self.removed(name)
         await asyncio.gather(*connecting, return_exceptions=True)
+
+    def reply(self, body: bytes) -> ProbeReply:
+        """What the body of an answer says."""
+        try:
+            return self._read(body)
+        except WireError:
+            return GARBLED
 
     async def resolve(self, host: str, port: int, guarded: bool) -> str:
         """An address of the host, an allowed one if it is guarded. Raises OSError."""

@@ -6,7 +6,7 @@ only one. TTFT, TPOT and E2E are defined once, on `Timeline`. Records only: noth
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class LengthEstimate:
             raise ValueError(f"length quantiles must rise from above 0: {self.q10}, {self.q50}, {self.q90}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # `Final` keeps it as it is; `frozen` makes its making five times as dear
 class Estimate:
     """What is predicted of one request on one replica, counted from the instant of the prediction.
 
@@ -135,14 +135,14 @@ class Estimate:
 
     unknown: ClassVar["Estimate"]
 
-    ttft_s: float
-    tpot_s: float
-    e2e_s: float
-    wait_s: float = math.nan
-    preempt_p: float = math.nan
-    kv_peak_blocks: int = 0
-    harm_s: float = math.nan
-    spread: float = 1.0
+    ttft_s: Final[float]
+    tpot_s: Final[float]
+    e2e_s: Final[float]
+    wait_s: Final[float] = math.nan
+    preempt_p: Final[float] = math.nan
+    kv_peak_blocks: Final[int] = 0
+    harm_s: Final[float] = math.nan
+    spread: Final[float] = 1.0
 
     @property
     def is_known(self) -> bool:

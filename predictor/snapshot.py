@@ -6,6 +6,7 @@ Records only: nothing here decides anything.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from predictor.profile import EngineLimits
 from predictor.request import Estimate
@@ -53,7 +54,7 @@ class Snapshot:
     preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # as Estimate
 class ProbeReply:
     """What a policy may read of one instance: a prediction for the request asked about, and the state it rests on.
 
@@ -61,13 +62,13 @@ class ProbeReply:
     waiting requests are still expected to compute or produce, `snapshot_age_s` how old the state is.
     """
 
-    estimate: Estimate
-    running: int
-    waiting: int
-    free_blocks: int
-    waiting_blocks: int
-    queued_tokens: int
-    snapshot_age_s: float
+    estimate: Final[Estimate]
+    running: Final[int]
+    waiting: Final[int]
+    free_blocks: Final[int]
+    waiting_blocks: Final[int]
+    queued_tokens: Final[int]
+    snapshot_age_s: Final[float]
 
 
 GARBLED = ProbeReply(Estimate.unknown, 0, 0, 0, 0, 0, 0.0)  # stands for an answer that is none

@@ -24,24 +24,25 @@ def judge(reply: ProbeReply | None, rule: ModelSpec, predicts: bool) -> str:
         return "missing"
     if reply is GARBLED:
         return "garbage"
-    counts = (reply.running, reply.waiting, reply.free_blocks, reply.waiting_blocks, reply.queued_tokens)
-    if isnan(reply.snapshot_age_s) or any(isnan(count) for count in counts):
+    age_s, running, waiting = reply.snapshot_age_s, reply.running, reply.waiting
+    free_blocks, waiting_blocks, queued_tokens = reply.free_blocks, reply.waiting_blocks, reply.queued_tokens
+    if isnan(age_s + running + waiting + free_blocks + waiting_blocks + queued_tokens):  # as soon as one of them is
         return "nan"
-    if min(counts) < 0 or reply.snapshot_age_s < 0:
+    if running < 0 or waiting < 0 or free_blocks < 0 or waiting_blocks < 0 or queued_tokens < 0 or age_s < 0:
         return "negative"
-    if reply.snapshot_age_s > rule.stale_s:
+    if age_s > rule.stale_s:
         return "stale"
     return _judge_estimate(reply, rule) if predicts else ""
 
 
 def _judge_estimate(reply: ProbeReply, rule: ModelSpec) -> str:
     estimate = reply.estimate
-    figures = (estimate.ttft_s, estimate.e2e_s)
-    if any(isnan(figure) for figure in figures):
+    ttft_s, e2e_s = estimate.ttft_s, estimate.e2e_s
+    if isnan(ttft_s) or isnan(e2e_s):
         return "nan"
-    if min(figures) < 0:
+    if ttft_s < 0 or e2e_s < 0:
         return "negative"
-    if max(figures) > LATENCY_MAX_S or estimate.ttft_s > estimate.e2e_s * (1 + 1e-9):
+    if ttft_s > LATENCY_MAX_S or e2e_s > LATENCY_MAX_S or ttft_s > e2e_s * (1 + 1e-9):
         return "garbage"
     return "error" if not estimate.spread <= rule.error_limit else ""
 

@@ -7,7 +7,7 @@ baselines, which all ask every replica). Ties at random.
 from collections.abc import Sequence
 
 from gateway.jobs import Job
-from gateway.policies.base import Base, Replies, least
+from gateway.policies.base import PAIR_VIEWS_MAX, Base, Replies, least, pair
 from gateway.views import View
 from predictor.snapshot import ProbeReply
 
@@ -22,7 +22,9 @@ class Predicted(Base):
     def drawn(self, job: Job, views: Sequence[View]) -> Sequence[View]:
         """Distinct random ones."""
         count = self.count(views)
-        return views if count >= len(views) else self.rng.sample(list(views), count)
+        if count >= len(views):
+            return views
+        return pair(views, self.rng) if count == 2 and len(views) <= PAIR_VIEWS_MAX else self.rng.sample(list(views), count)
 
     def choose(self, job: Job, views: Sequence[View], now_s: float, replies: Replies) -> View:
         """The one that is expected to be done first."""

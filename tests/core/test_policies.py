@@ -9,6 +9,7 @@ import pytest
 
 from gateway.config import ModelSpec, PolicyName
 from gateway.jobs import Job
+from gateway.policies.base import PAIR_VIEWS_MAX, pair
 from gateway.policies.counts import Ring
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.peers import LlmDHeadroom
@@ -274,3 +275,11 @@ def test_the_ladder_minds_weights() -> None:
     there = [View("a", weight=4.0), View("b", weight=1.0)]
     there[0].in_flight, there[1].in_flight = 3, 1
     assert Ladder(Random(1)).choose(there, "x").name == "a"
+
+
+def test_pair_draws_what_a_sample_of_two_draws() -> None:
+    for count in range(2, PAIR_VIEWS_MAX + 1):
+        there = [View(str(number)) for number in range(count)]
+        one, other = Random(count), Random(count)
+        for _ in range(50):
+            assert pair(there, one) == other.sample(there, 2)
