@@ -164,7 +164,7 @@ class Meter:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         count = 0
-        async for event in self._events("/v1/completions", body):
+        async for event in events(self._session, self._url + "/v1/completions", body, self._headers):
             if event.get("error"):
                 raise MeasureError("the engine ended an answer with an error")
             if not event.get("choices"):
@@ -173,22 +173,6 @@ class Meter:
             told = usage.get("completion_tokens") if isinstance(usage, dict) else None
             count = told if isinstance(told, int) else count + 1
             yield count
-
-    async def _events(self, path: str, body: dict[str, object]) -> AsyncIterator[dict[str, object]]:
-        timeout = aiohttp.ClientTimeout(total=ASK_LIMIT_S)
-        try:
-            async with self._session.post(self._url + path, json=body, headers=self._headers, timeout=timeout) as response:
-                if response.status != 200:
-                    raise MeasureError(
-                        f"{path} answered {response.status}: {(await response.content.read(300)).decode(errors='replace')}"
-                    )
-                async for line in response.content:
-                    if line.startswith(b"data: {"):
-                        event = orjson.loads(line[6:])
-                        if isinstance(event, dict):
-                            yield event
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
-            raise MeasureError(f"{path}: {type(error).__name__}: {error}") from error
 
     async def _get(self, path: str) -> bytes:
         timeout = aiohttp.ClientTimeout(total=20.0)
@@ -199,6 +183,25 @@ class Meter:
                 return await response.content.read(4 * 1024 * 1024)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise MeasureError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+async def events(
+    session: aiohttp.ClientSession, url: str, body: dict[str, object], headers: dict[str, str]
+) -> AsyncIterator[dict[str, object]]:
+    """The events of an answer that is streamed. Raises MeasureError."""
+    timeout = aiohttp.ClientTimeout(total=ASK_LIMIT_S)
+    try:
+        async with session.post(url, json=body, headers=headers, timeout=timeout) as response:
+            if response.status != 200:
+                said = (await response.content.read(300)).decode(errors="replace")
+                raise MeasureError(f"{url} answered {response.status}: {said}")
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    event = orjson.loads(line[6:])
+                    if isinstance(event, dict):
+                        yield event
+    except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+        raise MeasureError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 def cache_size(metrics: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gateway.profile_commands import calibrate, profile_cli
+from gateway.profile_commands import calibrate_cli, profile_cli
 from gateway.tagger.commands import tagger_cli
 
 cli = typer.Typer(
@@ -193,6 +193,6 @@ def simulate(
         _fail(problem)
 
 
-cli.command()(calibrate)
+cli.add_typer(calibrate_cli, name="calibrate")
 cli.add_typer(profile_cli, name="profile")
 cli.add_typer(tagger_cli, name="tagger")

@@ -1,15 +1,36 @@
 """`gateway calibrate` and `gateway profile`: measure an engine, look at profiles, make the table anew. Shell.
 
+`gateway calibrate URL` is short for `gateway calibrate engine URL`.
+
 Like the other commands, each imports what it needs when it runs.
 """
 
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from gateway.offload_command import offload
+
+
+class _EngineUnlessNamed(TyperGroup):
+    """A group whose first command needs not be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
+calibrate_cli = typer.Typer(
+    cls=_EngineUnlessNamed,
+    help="Measure an engine (calibrate URL), or a model with a part of its layers (calibrate offload).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 profile_cli = typer.Typer(help="Step times of engines: list, show, fit.", no_args_is_help=True, rich_markup_mode=None)
 Form = Annotated[str, typer.Option(help="Step form: h or linear.")]
 
@@ -19,6 +40,7 @@ def _fail(message: str) -> None:
     raise typer.Exit(1)
 
 
+@calibrate_cli.command("engine")
 def calibrate(
     url: Annotated[str, typer.Argument(help="Base URL of the engine's OpenAI API. It should be idle otherwise.")],
     output: Annotated[str, typer.Option(help="The file to write.")] = "profile.toml",
@@ -48,6 +70,9 @@ def calibrate(
         if found.busy:
             print("other requests ran at the beginning: they are measured with it", file=sys.stderr)
         print(f"{output}: {found.profile}, mean error {found.error:.1%}, overhead {found.overhead_s * 1e3:.1f} ms")
+
+
+calibrate_cli.command("offload")(offload)
 
 
 @profile_cli.command("list")

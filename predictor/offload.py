@@ -9,6 +9,7 @@ linear in four coefficients, which is how it is refined. Two measurements, one a
 here too, since a fraction is chosen to fit. It must never assume that half of the layers give half of the rate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor.belief import LinearBelief
@@ -55,6 +56,38 @@ class OffloadCurve:
 def from_ends(gpu_rate_per_s: float, cpu_rate_per_s: float) -> OffloadCurve:
     """The curve through two measured rates, all on the GPU and all on the CPU (above 0)."""
     return OffloadCurve(1 / gpu_rate_per_s, 1 / cpu_rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEnd:
+    """What was measured with all layers on one side: contexts and seconds per generated token, prompts and seconds to the
+    first token; one or more of each, with their tokens."""
+
+    token_s: tuple[tuple[float, float], ...]
+    ttft_s: tuple[tuple[float, float], ...] = ()
+
+    def line(self) -> tuple[float, float, float]:
+        """Seconds of a token without context, what each token of context adds, and seconds of a prompt token."""
+        base_s, ctx_s = _line(self.token_s)
+        _, per_prompt_s = _line(self.ttft_s) if self.ttft_s else (0.0, 0.0)
+        return base_s, ctx_s, max(per_prompt_s - ctx_s, 0.0)
+
+
+def from_measured(gpu: MeasuredEnd, cpu: MeasuredEnd) -> OffloadCurve:
+    """The curve through what was measured with all layers on the GPU and with none."""
+    (gpu_s, gpu_ctx_s, gpu_prompt_s), (cpu_s, cpu_ctx_s, cpu_prompt_s) = gpu.line(), cpu.line()
+    return OffloadCurve(gpu_s, cpu_s, gpu_ctx_s, cpu_ctx_s, gpu_prompt_s, cpu_prompt_s)
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Height at 0 and slope of the line through the points; flat where it would fall, or go below a tenth of the least."""
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    height = mean_y - slope * mean_x
+    if slope <= 0 or height < 0.1 * min(y for _, y in points):
+        return mean_y, 0.0
+    return height, slope
 
 
 class OffloadFit:

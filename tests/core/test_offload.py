@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.belief import LinearBelief
-from predictor.offload import Footprint, OffloadCurve, OffloadFit, from_ends
+from predictor.offload import Footprint, MeasuredEnd, OffloadCurve, OffloadFit, from_ends, from_measured
 
 # A 14B model (Q4, 48 layers) on an RTX 5060 Ti, llama.cpp: layers on the GPU and tokens per second.
 SWEEP = ((0, 2.89), (8, 3.58), (16, 4.24), (24, 5.61), (32, 7.26), (40, 12.5), (48, 43.18))
@@ -64,3 +64,27 @@ def test_a_belief_forgets_but_never_knows_less_than_at_first() -> None:
         belief.observe((1.0, 0.0), 3.0, 0.1)
     assert belief.predict((1.0, 0.0)).mean == pytest.approx(3.0, abs=0.02)
     assert belief.predict((0.0, 1.0)).sd <= 1.0 + 1e-9
+
+
+def test_what_was_measured_at_both_ends_gives_back_the_curve() -> None:
+    truth = OffloadCurve(0.01, 0.05, 1e-6, 2e-5, 1e-4, 3e-3)
+    ends = []
+    for fraction in (1.0, 0.0):
+        contexts, prompts = (32.0, 500.0), (20, 480)
+        token_s = tuple((context, truth.token_s(fraction, context)) for context in contexts)
+        ends.append(MeasuredEnd(token_s, tuple((prompt, truth.ttft_s(fraction, prompt)) for prompt in prompts)))
+    found = from_measured(*ends)
+    for fraction in (0.0, 0.3, 1.0):
+        assert found.token_s(fraction, 2000.0) == pytest.approx(truth.token_s(fraction, 2000.0))
+        assert found.ttft_s(fraction, 1000) == pytest.approx(truth.ttft_s(fraction, 1000))
+
+
+@pytest.mark.parametrize(
+    ("points", "base_s"),
+    [(((10.0, 0.02),), 0.02), (((10.0, 0.03), (500.0, 0.01)), 0.02), (((100.0, 0.01), (200.0, 0.02)), 0.015)],
+    ids=["one point", "falling", "from nothing"],
+)
+def test_a_line_that_cannot_be_is_drawn_flat(points: tuple[tuple[float, float], ...], base_s: float) -> None:
+    end = MeasuredEnd(points)
+    curve = from_measured(end, end)
+    assert (curve.gpu_s, curve.gpu_ctx_s, curve.gpu_prompt_s) == (pytest.approx(base_s), 0.0, 0.0)
