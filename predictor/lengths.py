@@ -28,7 +28,8 @@ def capped(estimate: LengthEstimate, max_tokens: int) -> LengthEstimate:
     """The same under a request's limit."""
     if max_tokens >= estimate.q90 or max_tokens < 1:
         return estimate
-    return _estimate([min(q, max_tokens) for q in (estimate.q10, estimate.q50, estimate.q90)], estimate.source)
+    q10, q50 = estimate.q10, estimate.q50
+    return LengthEstimate(min(q10, max_tokens), min(q50, max_tokens), max_tokens, estimate.source)
 
 
 def remaining(estimate: LengthEstimate, generated: int) -> LengthEstimate:

@@ -104,17 +104,17 @@ class Timeline:
         return None if self.finished_s is None else self.finished_s - self.arrived_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # as Estimate
 class LengthEstimate:
     """How many tokens an answer may have: three quantiles, and who says so.
 
     Raises ValueError unless 0 < q10 <= q50 <= q90.
     """
 
-    q10: int
-    q50: int
-    q90: int
-    source: str
+    q10: Final[int]
+    q50: Final[int]
+    q90: Final[int]
+    source: Final[str]
 
     def __post_init__(self) -> None:
         if not 0 < self.q10 <= self.q50 <= self.q90:
