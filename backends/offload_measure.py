@@ -8,7 +8,7 @@ The engine should be idle otherwise. Every foreign error becomes MeasureError or
 import asyncio
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -102,8 +102,9 @@ class OffloadMeter:
         for words in (how.short_words, how.long_words):
             seen = [await self._ask(words, how.answer_tokens) for _ in range(how.repeats)]
             prompt = statistics.mean(one.prompt_tokens for one in seen)
-            token_s.append((prompt + statistics.mean(one.tokens for one in seen) / 2, _median([one.token_s for one in seen])))
-            ttft_s.append((prompt, _median([one.ttft_s for one in seen])))
+            context = prompt + statistics.mean(one.tokens for one in seen) / 2
+            token_s.append((context, min(one.token_s for one in seen)))  # what else runs on the machine only adds
+            ttft_s.append((prompt, min(one.ttft_s for one in seen)))
         return MeasuredEnd(tuple(token_s), tuple(ttft_s))
 
     async def _ask(self, words: int, tokens: int) -> _Seen:
@@ -137,16 +138,13 @@ class OffloadMeter:
         }
 
 
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
 async def measure_offload(
     mover: Mover, url: str, key: str, model: str, how: OffloadAsk, tell: Callable[[str], None]
 ) -> OffloadMeasured:
     """Measure; then the model is where it was. Raises MeasureError, MoveError."""
     before = await mover.where()
-    async with aiohttp.ClientSession(trust_env=False) as session:
+    fresh = aiohttp.TCPConnector(force_close=True)  # llama.cpp's server ends connections that it said it would keep
+    async with aiohttp.ClientSession(connector=fresh, trust_env=False) as session:
         try:
             return await OffloadMeter(session, url, key, model).measure(mover, how, tell)
         finally:

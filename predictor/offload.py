@@ -17,6 +17,7 @@ from predictor.belief import LinearBelief
 NOISE = 0.05  # relative, of one measured rate
 PRIOR_SD = 0.5  # relative, of a coefficient that was only guessed
 MEASURED_SD = 0.05
+LEAST_BASE = 0.1  # of a token's time, what context cannot explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class MeasuredEnd:
     def line(self) -> tuple[float, float, float]:
         """Seconds of a token without context, what each token of context adds, and seconds of a prompt token."""
         base_s, ctx_s = _line(self.token_s)
+        if base_s < LEAST_BASE * min(seconds for _, seconds in self.token_s):
+            base_s, ctx_s = sum(seconds for _, seconds in self.token_s) / len(self.token_s), 0.0
         _, per_prompt_s = _line(self.ttft_s) if self.ttft_s else (0.0, 0.0)
         return base_s, ctx_s, max(per_prompt_s - ctx_s, 0.0)
 
@@ -80,14 +83,15 @@ def from_measured(gpu: MeasuredEnd, cpu: MeasuredEnd) -> OffloadCurve:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Height at 0 and slope of the line through the points; flat where it would fall, or go below a tenth of the least."""
+    """Height at 0 and slope of the line through the points: flat where it would fall, from 0 where it would start below."""
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-    height = mean_y - slope * mean_x
-    if slope <= 0 or height < 0.1 * min(y for _, y in points):
+    if slope <= 0:
         return mean_y, 0.0
-    return height, slope
+    if slope * mean_x > mean_y:
+        return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+    return mean_y - slope * mean_x, slope
 
 
 class OffloadFit:

@@ -88,3 +88,8 @@ def test_a_line_that_cannot_be_is_drawn_flat(points: tuple[tuple[float, float], 
     end = MeasuredEnd(points)
     curve = from_measured(end, end)
     assert (curve.gpu_s, curve.gpu_ctx_s, curve.gpu_prompt_s) == (pytest.approx(base_s), 0.0, 0.0)
+
+
+def test_a_prompt_without_a_constant_part_starts_from_nothing() -> None:
+    end = MeasuredEnd(((40.0, 0.02),), ((20.0, 0.15), (360.0, 3.6)))
+    assert from_measured(end, end).gpu_prompt_s == pytest.approx(0.01, rel=0.01)
