@@ -7,7 +7,7 @@ engine that has it. Nothing here fails a request.
 """
 
 import importlib.util
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from gateway.config import ModelSpec
 from gateway.desk import Desk
 from gateway.jobs import Job
 from gateway.length_log import LengthLog, Row
+from gateway.lodging import Waiter
 from gateway.prompt_ends import Ends, ends_of
 from gateway.tag_counts import TagCounts, layer_families
 from gateway.tag_link import Asked, TagLink, command_of
@@ -34,6 +35,7 @@ KINDS_MAX = 4096
 QUICK_FRESH_S = 1.0
 JUDGED_FROM, ANYWAY = 200, 10  # answers until the encoder may be left out; then one in so many is put to it
 ROOM_FRESH_S, SHORT_TOKENS = 0.02, 2048
+JOIN_AFTER_S = 0.02
 OBSERVED_EVERY_S = 0.002  # answers that follow faster are not all looked at, ...
 LEARNT_EVERY_S = 0.02  # ... and those whose prompt is known cost more
 Tell = Callable[[Asked], None]
@@ -73,6 +75,7 @@ class Asking(Protocol):
     watched: Watched | None
     joins: bool
 
+    def waiter(self) -> Waiter | None: ...
     def tagged(self, lengths: LengthEstimate, plain: LengthEstimate | None) -> None: ...
     def revised(self, lengths: LengthEstimate) -> bool: ...
 
@@ -91,6 +94,7 @@ class Tagging:
         self._rooms: dict[str, tuple[float, bool]] = {}
         self._due_share = 0.0
         self._told_missing = False
+        self._joining: deque[tuple[float, Asking, Job, Prompt]] = deque()  # who waits in a line, and when to ask about it
         self._helpless: set[str] = set()  # models whose lengths the encoder does not help to foretell
         self._asked = 0
         self._begin()
@@ -115,6 +119,7 @@ class Tagging:
 
     def close(self) -> None:
         """End the process and the log."""
+        self._joining.clear()
         if self.link is not None:
             self.link.close()
             self.link = None
@@ -169,10 +174,11 @@ class Tagging:
 
     def after(self, request: Asking, job: Job, prompt: Prompt, *, waiting: bool) -> None:
         """It is placed, or waits in a line: there it may still be told its length."""
-        if request.joins:
-            if waiting:
-                self._join(request, self._own(request, job, prompt), prompt)
-                return
+        if request.joins and waiting:
+            if not self._joining:
+                self._plane.loop.call_later(JOIN_AFTER_S, self._join_late)
+            self._joining.append((self._plane.now() + JOIN_AFTER_S, request, job, prompt))
+        elif request.joins:
             self.counts.skips["sent"] += 1
         if self.log is None and self.link is None:
             return
@@ -181,6 +187,18 @@ class Tagging:
         if (learns or self.log is not None) and not (request.watched is not None and request.watched.asked):
             self._learnt_s = now_s if learns else self._learnt_s
             self._glance(request, self._own(request, job, prompt), prompt, encoder=learns)
+
+    def _join_late(self) -> None:
+        """Those who still wait in a line are asked about; who was gone so soon needed no better place there."""
+        now_s, joining = self._plane.now(), self._joining
+        while joining and joining[0][0] <= now_s + JOIN_AFTER_S / 10:
+            _, request, job, prompt = joining.popleft()
+            if request.waiter() is None:
+                self.counts.skips["sent"] += 1
+            elif request.watched is None or not request.watched.asked:
+                self._join(request, self._own(request, job, prompt), prompt)
+        if joining:
+            self._plane.loop.call_later(joining[0][0] - now_s, self._join_late)
 
     @staticmethod
     def _own(request: Asking, job: Job, prompt: Prompt) -> Watched:
