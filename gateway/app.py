@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from gateway.config import GatewayConfig
+from gateway.learnt import Learnt, file_of
 from gateway.logs import LineWriter, Logs
 from gateway.memory import GiveBack
 from gateway.operations import OperationError, Operations
@@ -59,6 +60,13 @@ class App:
         now = time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
         self.plane = DataPlane(config, self.logs, Random(secrets.randbits(64)), loop, now)
         stack.push_async_callback(self.plane.close)
+        self.learnt = Learnt(file_of(config.admin), self.logs, now)
+        self.learnt.keep("lengths", self.plane.desks.tagging.tagger)
+        self.learnt.keep("engines", self.plane.desks.engines)
+        if self.plane.lodging.on:
+            self.learnt.keep("swaps", self.plane.lodging.costs)
+        self.learnt.load()
+        stack.push_async_callback(self.learnt.close)
         upkeep = Upkeep(self.plane)
         stack.push_async_callback(upkeep.close)
         self.operations = Operations(self.plane, upkeep, store, self._load)
@@ -70,6 +78,7 @@ class App:
         self._control = ControlPlane(self.operations, self.admin_key)
         stack.push_async_callback(self._control.close)
         await self._control.start()
+        self.learnt.start()
         self.logs.event("info", "listening", data=f"port {self.plane.port}", control=f"port {self._control.port}")
         if made:
             where = f"kept in {config.admin.key_file}" if config.admin.key_file else "for this run only"

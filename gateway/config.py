@@ -259,11 +259,12 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The control plane. `networks` and `ports` bound what a backend address may be."""
+    """The control plane. `networks` and `ports` bound what a backend address may be. `learnt_file`: see gateway.learnt."""
 
     key: str = field(default="", repr=False)
     key_file: str = ""
     state_file: str = ""
+    learnt_file: str = ""
     networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
     backends_max: int = 1024
 

@@ -235,6 +235,7 @@ def build(settings: GatewaySettings) -> GatewayConfig:
             key=admin_key,
             key_file=admin.key_file,
             state_file=admin.state_file,
+            learnt_file=admin.learnt_file,
             networks=tuple(admin.networks),
             backends_max=admin.backends_max,
         ),

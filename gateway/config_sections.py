@@ -257,6 +257,7 @@ class AdminSection(Section):
     key: SecretStr = SecretStr("")
     key_file: str = ""
     state_file: str = ""
+    learnt_file: str = ""
     networks: list[Network] = list(records.Admin().networks)
     backends_max: int = Field(1024, ge=1, le=100_000)
 

@@ -2,14 +2,17 @@
 a guess that `pace` corrects. Shell only by reading profile files.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 
 from backends.base import EngineReport
 from gateway.config import BackendSpec
 from gateway.fleet import Replica
 from gateway.jobs import Job
 from predictor.catalog import ProfileError, engine_profile
+from predictor.kept import Kept, State
 from predictor.kvview import KvView
 from predictor.mirror import Mirror
 from predictor.pace import COMMON_MIN, Pace
@@ -46,6 +49,14 @@ def believed(spec: BackendSpec, report: EngineReport, max_model_len: int) -> tup
 
 
 SURPLUS_REPORTS = 3
+ENGINES_KEPT = 4096
+
+
+def same(replica: Replica, mirror: Mirror) -> str:
+    """What must be as it was for an engine's pace to hold in another life of the gateway."""
+    identity = replica.identity
+    told = (identity.engine, identity.version, *sorted(identity.models), repr(mirror.profile))
+    return sha256("\n".join(told).encode()).hexdigest()[:32]
 
 
 class Engines:
@@ -60,6 +71,8 @@ class Engines:
         self.fresh: list[Mirror] = []  # without lessons enough of their own
         self._common: dict[StepProfile, Pace] = {}
         self.views: dict[str, KvView] = {}  # of engines that publish what their KV holds
+        self._known: dict[str, Replica] = {}  # those with a mirror
+        self._earlier: OrderedDict[str, Kept] = OrderedDict()  # learnt in an earlier life, of engines not seen in this one
 
     def view(self, replica: Replica) -> KvView:
         """A new view of the replica's KV, for whoever reads its engine's events."""
@@ -98,7 +111,36 @@ class Engines:
             mirror = replica.mirror = Mirror(steps, limits, learns=True, common=common)
             mirror.take_pace()
             self.fresh.append(mirror)
+        self._known[replica.name] = replica
+        if self._earlier and replica.state == "ready":  # before that its identity is not known
+            self._recall(replica, mirror)
         return mirror
+
+    def _recall(self, replica: Replica, mirror: Mirror) -> None:
+        earlier = self._earlier.pop(replica.name, None)
+        if earlier is not None and earlier.text("same") == same(replica, mirror):
+            mirror.learned.restore(earlier)
+            mirror.take_pace()
+
+    def states(self) -> Iterator[State]:
+        """What is learnt of engines, in pieces (predictor.kept), and what is still known of others."""
+        for name, replica in list(self._known.items()):
+            mirror = replica.mirror
+            if mirror is not None:
+                yield {"name": name, "same": same(replica, mirror), **mirror.learned.state()}
+        for name in list(self._earlier):
+            earlier = self._earlier.get(name)
+            if earlier is not None:
+                yield earlier.state
+
+    def restore(self, kept: Kept) -> None:
+        """Take one piece over, for when that engine comes back. Raises KeptError."""
+        name = kept.text("name")
+        kept.text("same")
+        Pace().restore(kept)
+        self._earlier[name] = kept
+        if len(self._earlier) > ENGINES_KEPT:
+            self._earlier.popitem(last=False)
 
     def teach(self) -> None:
         """Somebody learned something: those without enough lessons of their own go by all of them."""
@@ -130,6 +172,8 @@ class Engines:
         self._reports.pop(name, None)
         self._specs.pop(name, None)
         self._surplus.pop(name, None)
+        self._known.pop(name, None)
+        self._earlier.pop(name, None)
 
     def _believed(self, replica: Replica) -> tuple[StepProfile, EngineLimits]:
         spec, report = replica.spec, self._reports.get(replica.name, NOT_REPORTED)

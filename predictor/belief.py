@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from predictor.kept import Kept, KeptError, State
+
 SURPRISE = 2.0
 
 
@@ -63,6 +65,19 @@ class LinearBelief:
             for j, b in enumerate(gain_over):
                 row[j] -= a * b / total
         self.seen += 1
+
+    def state(self) -> State:
+        """For `restore`."""
+        return {"mean": self._mean, "cov": [one for row in self._cov for one in row], "seen": self.seen}
+
+    def restore(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError."""
+        size = len(self._mean)
+        mean = kept.numbers("mean", size, size, -1e12, 1e12)
+        cov, seen = kept.numbers("cov", size * size, size * size, -1e18, 1e18), kept.whole("seen")
+        if min(cov[:: size + 1]) < 0:
+            raise KeptError("cov has a variance below 0")
+        self._mean, self._cov, self.seen = mean, [cov[at : at + size] for at in range(0, size * size, size)], seen
 
     def _times(self, x: Sequence[float]) -> list[float]:
         return [sum(a * value for a, value in zip(row, x, strict=True)) for row in self._cov]

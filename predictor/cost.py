@@ -10,11 +10,12 @@ do the swap or know how.
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from predictor.belief import LinearBelief
+from predictor.kept import Kept, KeptError, State
 
 Place = Literal["gpu", "asleep1", "asleep2", "ram", "cache", "disk", "snapshot"]
 PLACES: tuple[Place, ...] = ("gpu", "asleep1", "asleep2", "ram", "cache", "disk", "snapshot")
@@ -22,9 +23,11 @@ GB = 1e9
 Z90 = 1.2816
 NOISE = 0.15  # relative, of one swap
 FIXED_SD, SLOPE_SD = 0.6, 0.6  # relative, of the profiles' figures
+SPREAD_MAX = 5.0  # of a predicted time's interval, as a logarithm: of what swaps have shown to make no sense
 OWN_KEPT = 8
 OWN_PRIOR = 0.5  # how many observations of its own the shared line is worth to a model
 OUTLIER = 3.0  # a swap that took longer than so many times the expected (a stall) counts as that, unless the next does too
+MODELS_KEPT = 256  # of one way, the latest
 CERTAIN = 3  # swaps before anything is an outlier
 
 
@@ -88,6 +91,7 @@ class _Way:
 
     def __init__(self, fixed_s: float, per_byte_s: float) -> None:
         slope = per_byte_s * GB
+        self._profile = [fixed_s, slope]
         sds = (max(fixed_s * FIXED_SD, 0.05), max(slope * SLOPE_SD, 0.002))
         self._line = LinearBelief((fixed_s, slope), sds, keep=0.98)
         self._own: dict[str, deque[tuple[float, float]]] = {}  # weight GB and seconds
@@ -117,6 +121,30 @@ class _Way:
         self._line.observe((1.0, weight_gb), held, NOISE * max(self._at(weight_gb), held))
         self._own.setdefault(model, deque(maxlen=OWN_KEPT)).append((weight_gb, held))
 
+    def state(self) -> State:
+        """For `restore`."""
+        own = [{"model": m, "gb": [gb for gb, _ in own], "took_s": [s for _, s in own]} for m, own in self._own.items()]
+        return {
+            **self._line.state(),
+            "profile": self._profile,
+            "own": own[-MODELS_KEPT:],
+            "noise2": self._noise2,
+            "weight": self._weight,
+            "odd": self._odd,
+        }
+
+    def restore(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError; then this one is good for nothing."""
+        if kept.numbers("profile", 2, 2, 0.0, 1e12) != self._profile:
+            raise KeptError("learnt from another host profile")
+        self._line.restore(kept)
+        for one in kept.items("own", MODELS_KEPT):
+            gbs = one.numbers("gb", 1, OWN_KEPT, 0.0, 1e6)
+            took_s = one.numbers("took_s", len(gbs), len(gbs), 1e-9, 1e9)
+            self._own[one.text("model")] = deque(zip(gbs, took_s, strict=True), maxlen=OWN_KEPT)
+        self._noise2, self._weight = kept.number("noise2", 0.0, 1e6), kept.number("weight", 0.0, 32.0)
+        self._odd = kept.flag("odd")
+
     def _at(self, weight_gb: float) -> float:
         return max(self._line.predict((1.0, weight_gb)).mean, 1e-3)
 
@@ -137,7 +165,7 @@ class SwapCosts:
             found = self._known[key] = self._way(host, start, end).predict(model, weight_bytes / GB)
         mean_s, spread, seen = found
         kv_s = kv_bytes / self._hosts[host].pcie_bytes_per_s
-        factor = math.exp(Z90 * spread)
+        factor = math.exp(min(Z90 * spread, SPREAD_MAX))
         return Seconds(mean_s + kv_s, mean_s / factor + kv_s, mean_s * factor + kv_s, seen)
 
     def observe(
@@ -153,6 +181,25 @@ class SwapCosts:
         """Cost to preempt it now and resume it later: out to `place` and back, its KV both ways."""
         out = self.predict(model, weight_bytes, host, "gpu", place, kv_bytes)
         return out.plus(self.predict(model, weight_bytes, host, place, "gpu", kv_bytes))
+
+    def states(self) -> Iterator[State]:
+        """What is learnt, in pieces (predictor.kept)."""
+        for host, start, end in list(self._ways):
+            yield {"host": host, "start": start, "end": end, **self._ways[host, start, end].state()}
+
+    def restore(self, kept: Kept) -> None:
+        """Take one piece over. Raises KeptError, also where a host is gone or another one now."""
+        host, places = kept.text("host"), {place: place for place in get_args(Place)}
+        start, end = places.get(kept.text("start")), places.get(kept.text("end"))
+        if host not in self._hosts or start is None or end is None:
+            raise KeptError("host or place is unknown")
+        try:
+            way = _Way(*self._hosts[host].line(start, end))
+        except ValueError:
+            raise KeptError("nothing goes that way") from None
+        way.restore(kept)
+        self._ways[host, start, end] = way
+        self._known.clear()
 
     def _way(self, host: str, start: Place, end: Place) -> _Way:
         found = self._ways.get((host, start, end))

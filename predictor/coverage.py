@@ -8,6 +8,8 @@ conformal inference, Gibbs and Candes 2021), so that coverage holds over long st
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
+from predictor.kept import Kept, State
+
 WINDOW = 400
 PRIOR = 12.0  # scores that the foretold spread counts for
 MIDDLE_PRIOR = 60.0  # ... for the middle, which the layers have learnt already
@@ -56,6 +58,21 @@ class Coverage:
         insort(self._sorted, score)
         if len(self._latest) > WINDOW:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+
+    def state(self) -> State:
+        """For `restored`."""
+        return {
+            "scores": list(self._latest), "levels": list(self._levels.values()), "hits": self.hits, "total": self.total
+        }  # fmt: skip
+
+    def restored(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError."""
+        scores = kept.numbers("scores", 0, WINDOW, -1e6, 1e6)
+        levels = kept.numbers("levels", len(TAILS), len(TAILS), -SHIFT_MAX, SHIFT_MAX)
+        total = kept.whole("total")
+        self.hits, self.total = kept.whole("hits", most=total), total
+        self._latest, self._sorted = deque(scores), sorted(scores)
+        self._levels = dict(zip(TAILS, levels, strict=True))
 
     def _beyond(self, score: float) -> float:
         """The middle of the scores above: where an answer may have ended that had got so far."""

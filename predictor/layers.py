@@ -6,12 +6,14 @@ log tokens in sum takes over; with nothing seen, trained guesses count more than
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
+from zlib import crc32
 
 from predictor.coverage import Coverage
 from predictor.features import BUCKETS, FEATURES, Cues
+from predictor.kept import Kept, KeptError, State
 from predictor.regression import Regression
 
 Triple = tuple[float, float, float]
@@ -28,6 +30,7 @@ OFFSET_PRIOR = 3.0  # answers without residual that an offset begins with: 0.9 o
 SPREAD_MIN = 0.08
 LOG_MAX = math.log(1_000_000)
 DISTRUST = 0.02  # by how much more than running quantiles the whole may lose before these are told instead
+SHAPE = crc32(",".join((*FEATURES, *LAYERS)).encode())  # of what a kept learner's numbers stand for
 _SHARES = frozenset(("digits", "capitals", "signs", "wide"))
 SHARE_MIN = 0.1
 _FIRST_TRAINED = 2  # place of the first trained layer among the regression's inputs
@@ -109,7 +112,23 @@ class Offsets:
             left = self._left.setdefault(source, deque(maxlen=OFFSETS_KEPT))
             left.append(log - raw)
             if len(left) < OFFSETS_KEPT or not len(left) % 4:
-                self._known[source] = median(left) * len(left) / (len(left) + OFFSET_PRIOR)
+                self._known[source] = _shrunk(left)
+
+    def state(self) -> State:
+        """For `restored`."""
+        return {source: list(self._left[source]) for source in TRAINED if source in self._left}
+
+    def restored(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError."""
+        for source in TRAINED:
+            if kept.has(source):
+                left = kept.numbers(source, 1, OFFSETS_KEPT, -1e3, 1e3)
+                self._left[source] = deque(left, maxlen=OFFSETS_KEPT)
+                self._known[source] = _shrunk(left)
+
+
+def _shrunk(left: Collection[float]) -> float:
+    return median(left) * len(left) / (len(left) + OFFSET_PRIOR)
 
 
 class Learner:
@@ -183,6 +202,25 @@ class Learner:
             within = self._share(name) if weights.keys() & {"online", "words"} else 0.0
             rows.append(LayerReport(name, share > 0.0 or abs(within) >= SHARE_MIN, share, error, self._seen[name], within))
         return tuple(rows), told / weight if weight else math.nan, running / weight if weight else math.nan
+
+    def state(self) -> State:
+        """For `restored`: all but the words of the regression."""
+        losses, seen = list(self._losses.values()), list(self._seen.values())
+        own = {"shape": SHAPE, "answers": self.answers, "losses": losses, "seen": seen, "told": list(self._told_loss)}
+        return {**own, "width": self._width, **self._regression.state(), **self._coverage.state()}
+
+    def restored(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError; then this one is good for nothing."""
+        if kept.whole("shape") != SHAPE:
+            raise KeptError("learnt with other features")
+        self.answers = kept.whole("answers")
+        self._losses = dict(zip(LAYERS, kept.numbers("losses", len(LAYERS), len(LAYERS), 0.0, 1e6), strict=True))
+        seen = kept.numbers("seen", len(LAYERS), len(LAYERS), 0, self.answers)
+        self._seen = {name: int(count) for name, count in zip(LAYERS, seen, strict=True)}
+        self._told_loss = kept.numbers("told", 3, 3, 0.0, 1e6)
+        self._width = kept.number("width", 0.0, 100.0)
+        self._regression.restored(kept)
+        self._coverage.restored(kept)
 
     def _share(self, name: str) -> float:
         """What the regression makes of one more log token told by a trained layer."""

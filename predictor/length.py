@@ -9,10 +9,11 @@ are corrected until they cover what they promise (predictor.coverage).
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from predictor.features import Cues
+from predictor.kept import Kept, KeptError, State
 from predictor.layers import LAYERS, Guess, LayerReport, Learner, Mixed, Offsets, Triple, usable
 from predictor.lengths import RunningQuantiles, capped
 from predictor.request import LengthEstimate
@@ -21,6 +22,8 @@ __all__ = ["Guess", "LayerReport", "LengthTagger", "Report", "Tag"]
 
 LEARNERS_MAX = 48  # models that have one, 0.3 MB each
 TOKENS_MAX = 1_000_000
+KEPT_FROM = 20  # answers of a model: the sums of fewer would tell what single prompts were like
+OFFSETS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,42 @@ class LengthTagger:
             return Report(model, known, off, math.nan, math.nan, math.nan, dict(self.rejected))
         rows, told, plain = learner.report()
         return Report(model, known, rows, learner.covered, told, plain, dict(self.rejected))
+
+    def states(self) -> Iterator[State]:
+        """What is learnt, in pieces (predictor.kept). Nothing of a prompt is in it: no words, not even as numbers, and of the
+        features only sums over many answers."""
+        yield from self._running.states()
+        for model in list(self._learners):
+            learner = self._learners.get(model)
+            if learner is not None and learner.answers >= KEPT_FROM:
+                yield {"kind": "learner", "model": model, **learner.state()}
+        names = list(self._offsets)
+        for first in range(0, len(names), OFFSETS_AT_ONCE):
+            found = [(name, self._offsets.get(name)) for name in names[first : first + OFFSETS_AT_ONCE]]
+            offsets = [{"model": name[0], "route": name[1], **one.state()} for name, one in found if one is not None]
+            yield {"kind": "offsets", "offsets": offsets}
+
+    def restore(self, kept: Kept) -> None:
+        """Take one piece over. Raises KeptError."""
+        kind = kept.text("kind")
+        if kind == "curves":
+            self._running.restore(kept)
+        elif kind == "learner":
+            learner = Learner()
+            learner.restored(kept)
+            self._learners[kept.text("model")] = learner
+            if len(self._learners) > min(LEARNERS_MAX, self._capacity):
+                self._learners.popitem(last=False)
+        elif kind == "offsets":
+            found = {}
+            for one in kept.items("offsets", OFFSETS_AT_ONCE):
+                offsets = found[one.text("model"), one.text("route")] = Offsets()
+                offsets.restored(one)
+            self._offsets.update(found)
+            while len(self._offsets) > self._capacity:
+                self._offsets.popitem(last=False)
+        else:
+            raise KeptError("kind is unknown")
 
     def _sound(self, source: str, guess: Guess) -> bool:
         sound = usable(source, guess)

@@ -8,8 +8,10 @@ The paper's rule of adding ten to an estimate that proved too short is kept as `
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from statistics import NormalDist
 
+from predictor.kept import Kept, State
 from predictor.request import LengthEstimate
 from predictor.snapshot import REPAIR_TOKENS
 
@@ -21,6 +23,7 @@ SHRINKAGE = 4.0  # answers that what is known of a wider circle counts for
 EVERYTHING = ("\0", "\0")  # the key of all models together
 UNKNOWN = LengthEstimate(20, 250, 1000, "default")  # chat, before anything has been seen
 Q90_SIGMAS = NormalDist().inv_cdf(0.9)
+CURVES_AT_ONCE = 16
 _NORMAL = NormalDist()
 
 
@@ -120,6 +123,25 @@ class _Curve:
         q10, q50, q90 = found + [longest] * len(wanted)
         return q10, q50, q90
 
+    def state(self) -> State:
+        """For `restored`: of the bins, those with something in them."""
+        parts: dict[str, object] = {"weight": self.weight, "answers": self.answers, "news": self.news, "known": self.known}
+        for name, bins in (("ended", self.ended), ("cut", self.cut)):
+            parts[name] = [count for count in bins if count]
+            parts[f"{name}_at"] = [index for index, count in enumerate(bins) if count]
+        return parts
+
+    def restored(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError."""
+        for name, bins in (("ended", self.ended), ("cut", self.cut)):
+            places = kept.numbers(f"{name}_at", 0, BINS, 0, BINS - 1)
+            for place, count in zip(places, kept.numbers(name, len(places), len(places), 0.0, 1e18), strict=True):
+                bins[int(place)] = count
+        self.weight, self.answers, self.news = kept.number("weight", 1.0, 1e13), kept.whole("answers"), kept.whole("news")
+        if kept.has("known"):
+            q10, q50, q90 = [int(tokens) for tokens in kept.numbers("known", 3, 3, 1, 1 << 20)]
+            self.known = (q10, q50, q90)
+
 
 def _within(index: int, share: float) -> int:
     """Tokens at that share of a bin."""
@@ -151,6 +173,24 @@ class RunningQuantiles:
                     self._curves.popitem(last=False)
             self._curves.move_to_end(name)
             curve.saw(output_tokens, truncated)
+
+    def states(self) -> Iterator[State]:
+        """In pieces, those used longest ago first."""
+        names = list(self._curves)
+        for first in range(0, len(names), CURVES_AT_ONCE):
+            found = [(name, self._curves.get(name)) for name in names[first : first + CURVES_AT_ONCE]]
+            curves = [{"model": name[0], "route": name[1], **curve.state()} for name, curve in found if curve is not None]
+            yield {"kind": "curves", "curves": curves}
+
+    def restore(self, kept: Kept) -> None:
+        """Take one piece over. Raises KeptError."""
+        curves = {}
+        for one in kept.items("curves", CURVES_AT_ONCE):
+            curve = curves[one.text("model"), one.text("route")] = _Curve()
+            curve.restored(one)
+        self._curves.update(curves)
+        while len(self._curves) > self._capacity:
+            self._curves.popitem(last=False)
 
     def shrunk(self, model: str, route: str) -> tuple[float, float, float, int]:
         """Natural logs of q10, q50, q90, and of how many answers of the model: the route's own as far as it has answers,

@@ -59,7 +59,7 @@ class Mirror:
         self.foreign_tokens = 0
         self._sight = sight
         self._learns = learns
-        self._learned = Pace()
+        self.learned = Pace()
         self._common = common
         self._window: Mark | None = None
         self._filled_s = 0.0
@@ -365,7 +365,7 @@ class Mirror:
             came, took_s = here.generated - last.generated, now_s - last.at_s
             if took_s < WINDOW_S or came < STEPS_MIN:
                 return
-            self._learned.window(came * 0.5 * (here.step_s + last.step_s) + here.filled_s - last.filled_s, took_s)
+            self.learned.window(came * 0.5 * (here.step_s + last.step_s) + here.filled_s - last.filled_s, took_s)
             self.take_pace()
         self._window = here
 
@@ -379,15 +379,15 @@ class Mirror:
 
     def _saw_first(self, seat: Seat, now_s: float) -> None:
         predicted_s, observed_s = seat.due_s - seat.sent_s, now_s - seat.sent_s
-        self._learned.first_token(predicted_s, observed_s)
+        self.learned.first_token(predicted_s, observed_s)
         if self._common is not None:
             self._common.hint(predicted_s, observed_s, self.pace)
         self.take_pace()
 
     def take_pace(self) -> bool:
         """Go by what was learned. False when that is its own: nobody else's lessons matter then."""
-        shared = self._common is not None and not self._learned.grown
-        learned = self._common if shared and self._common is not None else self._learned
+        shared = self._common is not None and not self.learned.grown
+        learned = self._common if shared and self._common is not None else self.learned
         self.pace = self._clock.pace = learned.value
-        self.error = self._learned.error
+        self.error = self.learned.error
         return shared

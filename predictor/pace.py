@@ -11,6 +11,8 @@ off: engines that are alike must not differ by what was noise, or the ones that 
 import math
 from collections import deque
 
+from predictor.kept import Kept, State
+
 WEIGHT = 0.1
 LOG_MAX = 5.0  # 150 times as slow, or as fast
 RUNG_LOG = 0.25
@@ -56,6 +58,26 @@ class Pace:
         """What an engine did between two instants at which its work is known took `observed_s`; the profile alone says
         `predicted_s`."""
         self._lesson(math.log(observed_s / predicted_s))
+
+    def state(self) -> State:
+        """For `restore`."""
+        return {
+            "log": self._log,
+            "rung": self._rung,
+            "firsts": self._firsts,
+            "windows": self._windows,
+            "error": self.error,
+            "seen": list(self._seen),
+        }
+
+    def restore(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError."""
+        log, error = kept.number("log", -LOG_MAX, LOG_MAX), kept.number("error", 0.0, OFF_MAX)
+        rung = kept.whole("rung", -round(LOG_MAX / RUNG_LOG), round(LOG_MAX / RUNG_LOG))
+        firsts, windows = kept.whole("firsts"), kept.whole("windows")
+        seen = kept.numbers("seen", 0, MEDIAN_OF, -1e3, 1e3)
+        self._log, self._rung, self.value, self.error = log, rung, math.exp(rung * RUNG_LOG), error
+        self._firsts, self._windows, self._seen = firsts, windows, deque(seen, maxlen=MEDIAN_OF)
 
     def _lesson(self, seen_log: float) -> None:
         self._windows += 1

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Sequence
 from operator import mul
 
+from predictor.kept import Kept, State
+
 RIDGE = 3.0
 KEEP = 0.9995  # of an older answer's weight with each new one
 CLIP = 1.5  # of a residual, in log tokens
@@ -46,6 +48,22 @@ class Regression:
         self._learn_inputs(inputs, min(max(dense_left, -CLIP), CLIP))
         if words:
             self._learn_words(words, min(max(words_left, -CLIP), CLIP))
+
+    def state(self) -> State:
+        """For `restored`: without the words, whose buckets would tell something of prompts (docs/tagger.md)."""
+        upper = [one for row, ones in enumerate(self._cover) for one in ones[row:]]
+        return {"weights": self._weights, "cover": upper}
+
+    def restored(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError."""
+        size = len(self._weights)
+        weights = kept.numbers("weights", size, size, -1e3, 1e3)
+        upper = iter(kept.numbers("cover", size * (size + 1) // 2, size * (size + 1) // 2, -1e6, 1e6))
+        cover = [[0.0] * size for _ in range(size)]
+        for row in range(size):
+            for column in range(row, size):
+                cover[row][column] = cover[column][row] = next(upper)
+        self._weights, self._cover = weights, cover
 
     def _learn_inputs(self, inputs: Sequence[float], left: float) -> None:
         reach = [sum(map(mul, row, inputs)) for row in self._cover]
