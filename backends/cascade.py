@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from predictor.budget import Gamma, SloTarget, decode_budget_s
+from predictor.places import TIER_2
 from predictor.queues import AGE_S, ORDERS, TieredQueue, Waiting
 
-TIER_2 = 1 << 50  # added to a priority by who sends it
 MARGIN_S = 0.05  # a budget must exceed what it is to pay for by so much
 COMEBACK_S = 1.0  # who gave way without an SLO of its own is due again after so long
 TOKEN_S, STEP_S = 1e-4, 0.02  # until steps were seen
@@ -181,8 +181,8 @@ class Cascade:
         self.gamma = Gamma()
         self.gave_way = self.paused = 0
         self._max_slots = max_slots
-        self._reference = 0.0  # seconds a token when costs were reckoned first
-        self._stretch = 1.0
+        self.reference_s = 0.0  # seconds a token when costs were reckoned first
+        self.stretch = 1.0
         self._stepped_s = 0.0
         self._step_prompt_tokens = -1  # of the last step; -1: there was none
         self._contested = self._starved = False
@@ -199,13 +199,13 @@ class Cascade:
         own = request.leeway
         tokens = max(1, request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens)
         self.pace.hinted(request.num_prompt_tokens, own.hint_s)
-        if not self._reference:
-            self._reference = self.pace.token_s
-        cost_s = self.gamma.of(own.slo_class) * (self.pace.step_s + tokens * self._reference)
+        if not self.reference_s:
+            self.reference_s = self.pace.token_s
+        cost_s = self.gamma.of(own.slo_class) * (self.pace.step_s + tokens * self.reference_s)
         deadline_s = own.deadline_s
         if own.first_s or (own.gave_way and deadline_s == math.inf):
             budget_s = self.budget_s(request, now_s)
-            deadline_s = now_s + min(budget_s, COMEBACK_S + cost_s * self._stretch)
+            deadline_s = now_s + min(budget_s, COMEBACK_S + cost_s * self.stretch)
         return Waiting(request.request_id, own.arrival_s, cost_s, tokens, deadline_s)
 
     def admitted(self, request: InEngine, waiting: Waiting, now_s: float) -> None:
@@ -273,12 +273,12 @@ class Cascade:
         head = self.queue.head(now_s)
         if head is None or head.tier != 1 or head.deadline_s == math.inf:
             return None
-        slack_s = head.deadline_s - now_s - head.cost_s * self._stretch
+        slack_s = head.deadline_s - now_s - head.cost_s * self.stretch
         return head if 0 <= slack_s < self._release_s(running) else None
 
     def victim(self, running: Sequence[InEngine], urgent: Waiting, now_s: float) -> InEngine | None:
         """Who gives way to it: the largest budget that affords its redo and the urgent one's service before it."""
-        least_s = MARGIN_S + urgent.cost_s * self._stretch + self._release_s(running)
+        least_s = MARGIN_S + urgent.cost_s * self.stretch + self._release_s(running)
         best: InEngine | None = None
         most_s = -math.inf
         for request in running:
@@ -313,10 +313,10 @@ class Cascade:
         ahead_s = pace.token_s * sum([one.num_prompt_tokens - one.num_computed_tokens for one in filling])
         if len(running) >= self._max_slots and (not self.options.preempt or now_s < self._nobody_until_s):
             ahead_s = max(ahead_s, self._release_s(running))
-        wanted = max(pace.token_s / self._reference, 1e-3)
-        if not 1 / STRETCH_STEP < wanted / self._stretch < STRETCH_STEP:
-            self._stretch = wanted
-        self.queue.retier(now_s, max(0.0, ahead_s), stretch=self._stretch)
+        wanted = max(pace.token_s / self.reference_s, 1e-3)
+        if not 1 / STRETCH_STEP < wanted / self.stretch < STRETCH_STEP:
+            self.stretch = wanted
+        self.queue.retier(now_s, max(0.0, ahead_s), stretch=self.stretch)
 
     def _release_s(self, running: Sequence[InEngine]) -> float:
         """Until the next slot is free, if requests end as expected."""

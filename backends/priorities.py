@@ -7,7 +7,8 @@ the largest first unless told otherwise, and preempts for a difference of 10: th
 Known for vLLM from a run of 0.32.0, for SGLang from the source of 0.5.23.
 """
 
-TIER_2 = 1 << 50
+from predictor.places import TIER_2
+
 SGLANG_UNIT_MS = 250
 ORDERED = ("priority", "priority-low-first", "leeway")
 

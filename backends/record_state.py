@@ -5,12 +5,15 @@ take KV blocks chunk by chunk; the predictor's books give a prompt all its block
 a difference between blocks held and blocks free is sharing of prefixes, which predictor.snapshot.settle attributes.
 """
 
+import math
 import re
 from dataclasses import replace
 from functools import lru_cache
 
 from backends.snapshot_record import Columns, Record, Work
+from predictor.places import Bid, Queueing
 from predictor.profile import EngineLimits
+from predictor.queues import ORDERS
 from predictor.sighting import Sighting, StepWork
 from predictor.snapshot import Resident, Snapshot
 
@@ -35,6 +38,7 @@ def sighting(number: int, record: Record) -> Sighting:
     engine_limits = EngineLimits(*sizes, watermark_blocks=limits.watermark_blocks)
     running, free_blocks = _running(record, engine_limits)
     waiting = _waiting(record)
+    began = len(waiting)
     while free_blocks < 0 and running and not running[-1].decoding:
         # Prompts begun that will not all fit: the newest can't be held to have its blocks, so it waits, as it will.
         free_blocks += engine_limits.blocks_for(running[-1].prompt_tokens + running[-1].generated_tokens)
@@ -56,6 +60,39 @@ def sighting(number: int, record: Record) -> Sighting:
         _work(record.past),
         record.past_s,
         caches_prefixes=limits.prefix_caching,
+        queueing=_queueing(record, len(waiting) - began),
+    )
+
+
+def _queueing(record: Record, shifted: int) -> Queueing | None:
+    """How the queue is ordered, when so many stand before those that the record lists. None: by arrival."""
+    rule, bids, now = record.rule, record.bids, record.figures
+    first = bids.first + shifted
+    if rule.kind == "priority":
+        return Queueing("priority", tuple([Bid(number=number) for number in bids.number]), first)
+    if rule.kind != "leeway" or rule.order not in ORDERS or not (rule.age_s > 0 <= rule.alpha and 0 <= rule.rho <= 1):
+        return None
+    rows = zip(bids.arrival_ms, bids.deadline_ms, bids.cost_us, strict=True)
+    return Queueing(
+        "leeway",
+        tuple(
+            [
+                Bid(arrival / 1e3, deadline / 1e3 if deadline else math.inf, max(0, cost) / 1e6)
+                for arrival, deadline, cost in rows
+            ]
+        ),
+        first,
+        rule.order,
+        rule.rho,
+        rule.alpha,
+        rule.age_s,
+        max(0.0, now.step_s),
+        max(0.0, now.token_s),
+        max(0.0, now.reference_s),
+        now.stretch if now.stretch > 0 else 1.0,
+        now.debt,
+        rule.makes_way,
+        record.gammas,
     )
 
 

@@ -5,17 +5,17 @@ costs one look at the running requests and one call of the encoder. Engine-neutr
 engine's objects (vllm_scheduler) hands in requests with these attributes and the step's numbers. No clock, no I/O.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
-from backends.snapshot_record import IDLE, NOBODY, Columns, Limits, Work, encode, raw
+from backends.snapshot_record import IDLE, NOBODY, Bids, Columns, Figures, Limits, Rule, Work, encode, raw
 
 _COMPUTED = attrgetter("num_computed_tokens")
 ID_CHARACTERS_MAX = 128
 WAITING_LISTED_MAX = 128
-_REQUEST_BYTES = ID_CHARACTERS_MAX + 48
+_REQUEST_BYTES = ID_CHARACTERS_MAX + 84
 
 
 class Seen(Protocol):
@@ -29,6 +29,24 @@ class Seen(Protocol):
 
     @property
     def num_output_tokens(self) -> int: ...
+
+
+class Ordering(Protocol):
+    """How the engine's queue is ordered, where that is not by arrival."""
+
+    rule: Rule
+
+    def bids(self, listed: Sequence[Any]) -> Bids:
+        """Of those who wait, in their order. Asked for when the list has changed."""
+        ...
+
+    def figures(self) -> Figures:
+        """Asked for each step."""
+        ...
+
+    def gammas(self) -> dict[str, float]:
+        """Asked for when the list has changed."""
+        ...
 
 
 def payload_max(max_num_seqs: int) -> int:
@@ -55,8 +73,16 @@ class StepRecorder:
         self._running_raw = self._waiting_raw = raw(NOBODY)
         self._waiting: list[Seen] = []
         self._more = (0, 0)
+        self._ordering: Ordering | None = None
+        self._rule = self._bids = self._gammas = raw(None)
         self._step, self._began_s = IDLE, 0.0
         self.dropped = 0
+
+    def ordered(self, ordering: Ordering) -> None:
+        """From now on records tell how the queue is ordered, too."""
+        self._ordering = ordering
+        self._rule, self._bids, self._gammas = raw(ordering.rule), raw(Bids()), raw(ordering.gammas())
+        self._list_waiting(self._waiting)
 
     def record(
         self,
@@ -83,7 +109,10 @@ class StepRecorder:
             self._step = step = _work(running, scheduled, scheduled_tokens)
         self._began_s = now_s
         fields = (self._engine, self._limits, now_s, free_blocks, preemptions, step, past, past_s)
-        if not self._write(encode((*fields, self._running_raw, computed, self._waiting_raw, *self._more))):
+        queues: tuple[object, ...] = (self._running_raw, computed, self._waiting_raw, *self._more)
+        if self._ordering is not None:
+            queues = (*queues, self._rule, self._bids, self._ordering.figures(), self._gammas)
+        if not self._write(encode((*fields, *queues))):
             self.dropped += 1
 
     def _list_waiting(self, queue: list[Seen]) -> None:
@@ -92,6 +121,8 @@ class StepRecorder:
         self._waiting_raw = raw(_columns(listed))
         more = islice(queue, WAITING_LISTED_MAX, None)
         self._more = (len(queue) - len(listed), sum(request.num_prompt_tokens for request in more))
+        if self._ordering is not None:
+            self._bids, self._gammas = raw(self._ordering.bids(listed)), raw(self._ordering.gammas())
 
 
 def _columns(requests: list[Seen]) -> Columns:

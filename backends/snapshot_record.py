@@ -71,13 +71,47 @@ class Columns(msgspec.Struct, array_like=True, frozen=True):
     generated: list[int]
 
 
+class Bids(msgspec.Struct, array_like=True, frozen=True):
+    """What decides about the places of those who wait, one column each, for those from place `first` on in the order of
+    `waiting`: a sender's priority, or arrival and deadline in unix milliseconds (0: no deadline) and guarded cost."""
+
+    first: int = 0
+    number: list[int] = []
+    arrival_ms: list[int] = []
+    deadline_ms: list[int] = []
+    cost_us: list[int] = []
+
+
+class Rule(msgspec.Struct, array_like=True, frozen=True):
+    """How the queue is ordered: `kind` is fcfs, priority or leeway; the rest is the tiered queue's of leeway (queues.py)."""
+
+    kind: str = "fcfs"
+    order: str = ""
+    rho: float = 0.0
+    alpha: float = 0.0
+    age_s: float = 0.0
+    makes_way: bool = False
+
+
+class Figures(msgspec.Struct, array_like=True, frozen=True):
+    """What a leeway queue goes by now: seconds of a step that only decodes and of a prompt token, the latter also as costs
+    are reckoned with it, how much longer costs are taken to be now, and the tokens that tier 2 is owed."""
+
+    step_s: float = 0.0
+    token_s: float = 0.0
+    reference_s: float = 0.0
+    stretch: float = 1.0
+    debt: float = 0.0
+
+
 class Record(msgspec.Struct, array_like=True, frozen=True):
     """One state of one engine, as it is when the step has been composed and is about to run.
 
     `taken_s` is on the machine's monotonic clock. `computed` counts the step's own tokens, in the order of `running`.
     `past` is the step before, `past_s` how long it took (0: the
     engine was idle in between, or this is the first one). `more_waiting` requests with `more_tokens` prompt tokens in
-    all stand in the queue behind those listed.
+    all stand in the queue behind those listed. `rule` and what follows it is not there where the queue is one of
+    arrivals; `gammas` are the guards of costs by class.
     """
 
     engine: str
@@ -93,6 +127,10 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     waiting: Columns
     more_waiting: int
     more_tokens: int
+    rule: Rule = Rule()
+    bids: Bids = Bids()
+    figures: Figures = Figures()
+    gammas: dict[str, float] = {}
 
 
 IDLE = Work(0, 0, 0, 0)
@@ -121,6 +159,11 @@ def decode(payload: bytes) -> Record:
         columns = (requests.prompt, requests.expected, requests.most, requests.generated)
         if any(len(column) != len(requests.ids) for column in columns):
             raise RecordError("the record is malformed: columns of different lengths", "torn")
+    bids = record.bids
+    if not 0 <= bids.first <= len(record.waiting.ids) - max(len(bids.number), len(bids.cost_us)):
+        raise RecordError("the record is malformed: bids of nobody", "torn")
+    if len({len(column) for column in (bids.arrival_ms, bids.deadline_ms, bids.cost_us)}) > 1:
+        raise RecordError("the record is malformed: columns of different lengths", "torn")
     if len(record.computed) != len(record.running.ids):
         raise RecordError("the record is malformed: columns of different lengths", "torn")
     return record

@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from backends.cascade import Cascade, options, standing
 from backends.cascade_queue import BudgetQueue
+from backends.queue_record import ByBudget
 from backends.vllm_scheduler import COST_STEPS, Publishing
 
 _wall = time.time  # noqa: TID251 - as vLLM stamps arrivals, and as deadlines are sent
@@ -42,6 +43,7 @@ class _Cascading(Publishing):
         self._cascade = Cascade(options(os.environ), this.max_num_active_reqs)
         self.waiting = self._line = WaitingByBudget(self._cascade)
         this.policy = SchedulingPolicy.PRIORITY
+        self._recorder.ordered(ByBudget(self._cascade))
         rule = getattr(this.connector, "leeway_rule", None)  # backends.vllm_kv
         if rule is not None:
             rule.pace = self._cascade.pace

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.request_queue import PriorityRequestQueue, RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from backends.queue_record import ByPriority
 from backends.scheduler_record import StepRecorder, expected_tokens, payload_max
 from backends.snapshot_file import DEFAULT_PATH, SnapshotFile
 from backends.snapshot_record import Limits
@@ -89,6 +90,8 @@ class Publishing:
         )
         self._file = SnapshotFile(snapshot_path(this.vllm_config), payload_max(this.max_num_running_reqs))
         self._recorder = StepRecorder(f"vllm {vllm.__version__}", limits, self._file.write)
+        if isinstance(this.waiting, PriorityRequestQueue):
+            self._recorder.ordered(ByPriority())
         self._queue, self._holding = _Queue(), _Queue()
         self._preemptions = 0
         self._publish_cpu_s, self._publishes = 0.0, 0

@@ -129,7 +129,8 @@ class Desk:
         drawn, asked_s = asked
         views = [view for view in drawn if view in self._views and view.open(now_s) and view.usable(now_s)]
         if views:
-            return [self._choose(ticket, views, replies, now_s, asked_s if self._reserves else -NEVER)]
+            sent = self._choose(ticket, views, replies, now_s, asked_s if self._reserves else -NEVER)
+            return [told(sent, ticket.tier, ticket.second_s) if ticket.tier == 2 or ticket.second_s else sent]
         action = self._try(ticket, now_s)
         if action is None:
             self._join(ticket, now_s)
@@ -303,8 +304,8 @@ class Desk:
         for ticket in self._in_order(now_s)[:WALK]:
             action = self._try(ticket, now_s)
             if action is not None:
-                tier, second_s = self._line.remove(ticket, now_s, sent=True)
-                actions.append(told(action, tier, second_s))
+                ticket.tier, ticket.second_s = self._line.remove(ticket, now_s, sent=True)
+                actions.append(told(action, ticket.tier, ticket.second_s))
         return actions
 
     # -- one job

@@ -260,12 +260,12 @@ class Desks:
                 if self.engines.views:
                     self.engines.sent(action.name, action.job)
                 if replica.sidecar and station.client is not None:
-                    station.client.reserve(action.name, action.job)
+                    station.client.reserve(action.name, action.job, action.tier)
                 placement.sent_by_desk(replica, action)
             else:
                 assert station.client is not None
                 placement.probes()
-                station.client.ask(action.names, action.job, partial(self._probed, station, action.job))
+                station.client.ask(action.names, action.job, partial(self._probed, station, action.job), action.tier)
         if station.desk.waiting or station.timer is not None:
             self._arm(station)
 

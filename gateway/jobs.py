@@ -110,14 +110,19 @@ class Dispatch:
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class Probe:
-    """Ask these replicas for a reply, then call `Desk.probed` with what came in time."""
+    """Ask these replicas for a reply, then call `Desk.probed` with what came in time. `tier` and `second_s` as of a
+    Dispatch."""
 
     job: Final[Job]
     names: Final[tuple[str, ...]]
+    tier: Final[int]
+    second_s: Final[float]
 
-    def __init__(self, job: Job, names: tuple[str, ...]) -> None:
+    def __init__(self, job: Job, names: tuple[str, ...], tier: int = 1, second_s: float = 0.0) -> None:
         self.job = job
         self.names = names
+        self.tier = tier
+        self.second_s = second_s
 
 
 Action = Dispatch | Probe
@@ -125,4 +130,4 @@ Action = Dispatch | Probe
 
 def told(action: Action, tier: int, second_s: float) -> Action:
     """The same, with where in the line it comes from."""
-    return replace(action, tier=tier, second_s=second_s) if isinstance(action, Dispatch) else action
+    return replace(action, tier=tier, second_s=second_s)

@@ -19,7 +19,7 @@ from gateway.tenants import Tenants
 from gateway.views import View
 from predictor.budget import Gamma
 from predictor.queues import TIERED, TieredQueue, Waiting
-from predictor.share import Share
+from predictor.share import Share, turns
 
 NEVER = float("inf")
 RETIER_S = 0.005
@@ -257,20 +257,16 @@ class Line:
     def _mixed(self, first: list[Ticket], second: list[Ticket]) -> list[Ticket]:
         if not first or not second or self.share is None:
             return first + second
-        share = Share(self.share.rho)
-        share.debt = self.share.debt
+        tokens = [ticket.job.prompt_tokens for ticket in first[:WALK]], [ticket.job.prompt_tokens for ticket in second[:WALK]]
         order: list[Ticket] = []
         at = behind = 0
-        while at < len(first) and behind < len(second) and len(order) < WALK:
-            tokens = second[behind].job.prompt_tokens
-            if share.turn(tokens):
-                order.append(second[behind])
-                share.count(0, tokens)
-                behind += 1
-            else:
+        for tier in turns(self.share.debt, self.share.rho, *tokens, WALK)[:WALK]:
+            if tier == 1:
                 order.append(first[at])
-                share.count(first[at].job.prompt_tokens, 0)
                 at += 1
+            else:
+                order.append(second[behind])
+                behind += 1
         return order + first[at:] + second[behind:]
 
 

@@ -32,15 +32,16 @@ NEVER = float("inf")
 
 class Ticket:
     """A job between its arrival and its end. `key` is its place in the order, smaller first; `best_hit` the largest hit
-    seen for it; `view` where it was sent."""
+    seen for it; `view` where it was sent; `tier` and `second_s` as of a Dispatch, once it has left the line."""
 
-    __slots__ = ("avoid", "best_hit", "hits", "job", "key", "view")
+    __slots__ = ("avoid", "best_hit", "hits", "job", "key", "second_s", "tier", "view")
 
     def __init__(self, job: Job, avoid: frozenset[str] = frozenset()) -> None:
         self.job = job
         self.avoid = avoid
         self.key = 0.0
         self.best_hit = 0
+        self.tier, self.second_s = 1, 0.0
         self.hits: dict[str, tuple[int, int]] = {}
         self.view: View | None = None
 

@@ -262,12 +262,13 @@ class ProbeClient:
         if line is not None:
             line.close()
 
-    def ask(self, names: Sequence[str], job: JobLike, done: Done) -> None:
-        """Ask for `job` everywhere at once; `done` gets the replies, once, possibly before this returns."""
+    def ask(self, names: Sequence[str], job: JobLike, done: Done, tier: int = 1) -> None:
+        """Ask for `job`, whose instants are of the client's clock, everywhere at once; `done` gets the replies, once, possibly
+        before this returns."""
         lines = self._lines
         asked = [lines.get(name) for name in names]
         now_s = self.now()
-        body = encode_ask(job, self._unix_ms())
+        body = encode_ask(job, self._unix_ms(), now_s, tier)
         one = _Round(self, len(asked) + 1, now_s + self.deadline_s, job, body, done)  # one more until all are asked
         for name, line in zip(names, asked, strict=True):
             if line is None:
@@ -293,13 +294,15 @@ class ProbeClient:
         self.ask(names, job, done)
         return await future
 
-    def reserve(self, name: str, job: JobLike) -> None:
+    def reserve(self, name: str, job: JobLike, tier: int = 1) -> None:
         """Tell a backend's sidecar that `job` is on its way there. Nothing is waited for."""
         line, asked = self._lines.get(name), self.at_hand
         if line is None:
             return
-        body = asked.body if asked is not None and asked.job is job else encode_ask(job, self._unix_ms())
-        if not line.reserve(body, self.now()):
+        now_s = self.now()
+        known = asked is not None and asked.job is job
+        body = asked.body if asked is not None and known else encode_ask(job, self._unix_ms(), now_s, tier)
+        if not line.reserve(body, now_s):
             return
         if self._flushing is None and self._flush_at is None:
             self._flush_at = asyncio.get_running_loop().call_later(RESERVE_HOLD_S, self._flush_late)

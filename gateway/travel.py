@@ -14,8 +14,8 @@ from backends.priorities import ORDERED, priority_line
 from gateway.config import Slo, Travels
 from gateway.relay.splice import BodyError, Edit, Piece, edited, member_edit, scan
 from gateway.slo import NEVER, Promise
+from predictor.places import UNPROMISED_S
 
-UNPROMISED_S = 30.0
 MERGED_BYTES_MAX = 262_144  # a body whose own vllm_xargs have to be found is scanned at once: only up to this
 
 

@@ -208,3 +208,7 @@ class Gamma:
             return GAMMA_UNKNOWN
         place = min(len(ordered), math.ceil((len(ordered) + 1) * self._share)) - 1
         return min(max(ordered[place], self.LEAST), self.MOST)
+
+    def known(self) -> dict[str, float]:
+        """The factors of all classes that were seen."""
+        return {slo_class: self.of(slo_class) for slo_class in self._sorted}

@@ -3,6 +3,7 @@
 The forecast is loaded once for each state and set of reservations, however many requests are asked about. Times of a
 reply count from the moment of the question; until the step in progress ends nothing can begin, and a step that lasts
 longer than foretold is taken to end now. How requests turned out before corrects the time per token (outcomes).
+Where the engine orders its queue by budgets or priorities, a request and the reserved ones get their places in it.
 """
 
 import math
@@ -12,6 +13,8 @@ from typing import Protocol
 from predictor.forecast import Forecast
 from predictor.kvview import KvView
 from predictor.outcomes import Outcomes
+from predictor.places import Comer, Places
+from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import StepProfile
 from predictor.request import Estimate, Request
@@ -59,6 +62,9 @@ class Oracle:
         self._forecast: Forecast | None = None
         self._loaded = (-1, -1)
         self._step_s = 0.0
+        self._costs: StepCosts | None = None
+        self._places: Places | None = None
+        self._order: list[int] = []  # of those who wait, as loaded
         self._prefixes = PrefixIndex(0)
         self._hit_tokens: dict[str, int] = {}
         self._claimed: dict[str, int] = {}  # reserved: the state's number then, -1 once it decodes
@@ -83,6 +89,7 @@ class Oracle:
             self._forecast = Forecast(self._pace.profile, snapshot.limits)
         elif changed:
             self._forecast.tune(self._pace.profile)
+            self._costs = None
         self._forecast.spread = max(self._pace.spread, self.outcomes.spread)
         if last is not None and sighting.number < last.number:  # another engine
             self._prefixes.forget()
@@ -119,13 +126,30 @@ class Oracle:
         """From the end of the step in progress on, as if nobody else came."""
         forecast = self._forecast
         assert forecast is not None
-        self._load(sighting, forecast, now_s)
+        self._load(sighting, forecast, ask, now_s)
         request = Request(ask.id, ask.prompt_tokens, ask.lengths.q50, now_s)
-        hit_tokens = self._hits(ask)
-        reply = forecast.reply(request, hit_tokens=hit_tokens)
-        return replace(reply, estimate=forecast.predict(request, harm=True, hit_tokens=hit_tokens)) if ask.harm else reply
+        hit_tokens, place = self._hits(ask), -1
+        if self._places is not None:
+            order, place = self._places.place(self._comer(ask, hit_tokens, forecast), ask.asked_s)
+            if order != self._order:  # it changes the others' places
+                self._order = order
+                forecast.load(self._places.arranged(order))
+        reply = forecast.reply(request, hit_tokens=hit_tokens, place=place)
+        if not ask.harm:
+            return reply
+        return replace(reply, estimate=forecast.predict(request, harm=True, hit_tokens=hit_tokens, place=place))
 
-    def _load(self, sighting: Sighting, forecast: Forecast, now_s: float) -> None:
+    def _comer(self, ask: Ask, hit_tokens: int, forecast: Forecast) -> Comer:
+        """The request as it comes to a queue that asks for more than its arrival."""
+        if self._costs is None:
+            self._costs = step_costs(forecast.profile)
+        resident = Resident(ask.id, ask.prompt_tokens, hit_tokens, 0, ask.lengths.q50)
+        chunk = forecast.limits.max_num_batched_tokens
+        alone_s = self._costs.prefill_s(ask.prompt_tokens - hit_tokens, hit_tokens, 0, 0.0, chunk)
+        arrival_s = ask.arrival_s if ask.deadline_s < math.inf else ask.asked_s
+        return Comer(resident, arrival_s, ask.deadline_s, ask.class_name, ask.tier, alone_s)
+
+    def _load(self, sighting: Sighting, forecast: Forecast, ask: Ask, now_s: float) -> None:
         self.reservations.expire(now_s)
         wanted = (sighting.number, self.reservations.version)
         if wanted == self._loaded:
@@ -136,10 +160,20 @@ class Oracle:
         if step.prefill_tokens or step.decode_seqs:
             self._step_s = forecast.profile.step_s(step.prefill_tokens, step.decode_seqs, step.kv_tokens, step.pairs)
         pending = self.reservations.pending()
-        self._hit_tokens = {ask.id: self._hit_tokens.get(ask.id, 0) for ask in pending}
-        reserved = tuple(Resident(ask.id, ask.prompt_tokens, self._hit_tokens[ask.id], 0, ask.lengths.q50) for ask in pending)
+        self._hit_tokens = {one.id: self._hit_tokens.get(one.id, 0) for one in pending}
         snapshot = sighting.snapshot
-        forecast.load(replace(snapshot, waiting=(*snapshot.waiting, *reserved), step_ends_s=0.0))
+        if sighting.queueing is None or not ask.asked_s:  # an asker without a clock gets the place of its arrival
+            reserved = tuple(
+                Resident(one.id, one.prompt_tokens, self._hit_tokens[one.id], 0, one.lengths.q50) for one in pending
+            )
+            self._places = None
+            forecast.load(replace(snapshot, waiting=(*snapshot.waiting, *reserved), step_ends_s=0.0))
+            return
+        self._places = Places(sighting.queueing, snapshot)
+        for one in pending:
+            self._places.join(self._comer(one, self._hit_tokens[one.id], forecast))
+        self._order = self._places.order(ask.asked_s)
+        forecast.load(self._places.arranged(self._order))
 
     # -- prefixes, as far as reservations tell of them
 

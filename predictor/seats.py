@@ -43,6 +43,15 @@ class Demand(Protocol):
     def streams(self) -> bool: ...
 
 
+class Sent(Demand, Protocol):
+    """... of one that is sent: when it arrived, and until when its first token is promised."""
+
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def deadline_s(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """An instant: a running request and its tokens so far, the seconds that prompts computed up to then should have

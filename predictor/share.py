@@ -1,6 +1,7 @@
 """A second tier's part of what is handed out: how much it is owed, and whose turn it is. Pure."""
 
 import math
+from collections.abc import Sequence
 
 
 class Share:
@@ -28,3 +29,22 @@ class Share:
     def count(self, first: int, second: int) -> None:
         """So many tokens were handed out to each tier, both having somebody."""
         self.debt += self.rho * (first + second) - second
+
+
+def turns(debt: float, rho: float, first: Sequence[int], second: Sequence[int], most: int = 1 << 30) -> list[int]:
+    """The tiers in the order in which they get their turns, for requests of so many tokens that are handed out whole and
+    none of which leaves before; mixed for at most so many turns, the rest is tier 1 before tier 2."""
+    share = Share(rho)
+    share.debt = debt
+    order: list[int] = []
+    at = behind = 0
+    while at < len(first) and behind < len(second) and len(order) < most:
+        if share.turn(second[behind]):
+            share.count(0, second[behind])
+            behind += 1
+            order.append(2)
+        else:
+            share.count(first[at], 0)
+            at += 1
+            order.append(1)
+    return order + [1] * (len(first) - at) + [2] * (len(second) - behind)

@@ -7,6 +7,7 @@ its oracle know no engine.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from predictor.places import Queueing
 from predictor.snapshot import Snapshot
 
 Cause = Literal["none", "gone", "stale", "version", "torn"]
@@ -35,7 +36,8 @@ class Sighting:
     """One published state. `number` grows with each; `snapshot` is as of the end of the step in progress, which
     computes `step`; `step_ends_s` is 0 where how long the step takes is for the profile to say. `past` took
     `past_s` seconds (0: not known). `lists_requests` is False where only counts are published, so that requests
-    can't be told by their ids; `caches_prefixes` whether prompts that begin alike are computed once."""
+    can't be told by their ids; `caches_prefixes` whether prompts that begin alike are computed once. `queueing` is how the
+    queue is ordered where it is not by arrival."""
 
     number: int
     engine: str
@@ -45,6 +47,7 @@ class Sighting:
     past_s: float = 0.0
     lists_requests: bool = True
     caches_prefixes: bool = True
+    queueing: Queueing | None = None
 
     @property
     def busy(self) -> bool:

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import orjson
 
 from predictor.request import Estimate, LengthEstimate
-from predictor.seats import Demand
+from predictor.seats import Sent
 from predictor.snapshot import ProbeReply, Snapshot
 
 WIRE_VERSION = 1
 ID_CHARACTERS_MAX = 256
 MODEL_CHARACTERS_MAX = 256
+CLASS_CHARACTERS_MAX = 256
 PREFIX_HASHES_MAX = 4096
 TOKENS_MAX = 1 << 31
 _BIG = 1 << 64
@@ -30,18 +31,24 @@ class WireError(ValueError):
         self.code = code
 
 
-class JobLike(Demand, Protocol):
-    """What a request needs to be asked about (gateway.jobs.Job is one)."""
+class JobLike(Sent, Protocol):
+    """What a request needs to be asked about (gateway.jobs.Job is one). Instants are of one clock."""
 
     @property
     def request_id(self) -> str: ...
     @property
     def model(self) -> str: ...
+    @property
+    def class_name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request that somebody asks about or reserves for. `prefix` hashes its full prompt blocks of `block_tokens`."""
+    """One request that somebody asks about or reserves for. `prefix` hashes its full prompt blocks of `block_tokens`.
+
+    Unix seconds of the asker's clock: `asked_s` (0: not told), and of one that was promised something `arrival_s` and
+    `deadline_s`, as they are told to its engine; `tier` is where it stood in the asker's own line.
+    """
 
     id: str
     model: str
@@ -50,6 +57,11 @@ class Ask:
     prefix: tuple[int, ...] = ()
     block_tokens: int = 0
     harm: bool = False
+    asked_s: float = 0.0
+    arrival_s: float = 0.0
+    deadline_s: float = math.inf
+    class_name: str = ""
+    tier: int = 1
 
     @property
     def request_id(self) -> str:
@@ -62,23 +74,29 @@ class Ask:
         return ""
 
 
-def encode_ask(job: JobLike, now_unix_ms: int) -> bytes:
-    """The body of /predict and of /reserve."""
+def encode_ask(job: JobLike, now_unix_ms: int, now_s: float | None = None, tier: int = 1) -> bytes:
+    """The body of /predict and of /reserve. `now_s` is the same instant on the job's clock; None: that tells unix seconds."""
     lengths = job.lengths
-    return orjson.dumps(
-        {
-            "v": WIRE_VERSION,
-            "id": job.request_id or job.id,
-            "model": job.model,
-            "prompt_tokens": job.prompt_tokens,
-            "prefix_hashes": job.prefix[:PREFIX_HASHES_MAX],
-            "block_tokens": job.block_tokens,
-            "out_q10": lengths.q10,
-            "out_q50": lengths.q50,
-            "out_q90": lengths.q90,
-            "now_unix_ms": now_unix_ms,
-        }
-    )
+    fields: dict[str, object] = {
+        "v": WIRE_VERSION,
+        "id": job.request_id or job.id,
+        "model": job.model,
+        "prompt_tokens": job.prompt_tokens,
+        "prefix_hashes": job.prefix[:PREFIX_HASHES_MAX],
+        "block_tokens": job.block_tokens,
+        "out_q10": lengths.q10,
+        "out_q50": lengths.q50,
+        "out_q90": lengths.q90,
+        "now_unix_ms": now_unix_ms,
+    }
+    if job.deadline_s < math.inf:
+        offset_ms = now_unix_ms - (now_s * 1e3 if now_s is not None else now_unix_ms)
+        fields["arrival_unix_ms"] = round(job.arrival_s * 1e3 + offset_ms)
+        fields["deadline_unix_ms"] = round(job.deadline_s * 1e3 + offset_ms)
+        fields["class"] = job.class_name
+        if tier != 1:
+            fields["tier"] = tier
+    return orjson.dumps(fields)
 
 
 def parse_ask(body: bytes) -> Ask:
@@ -105,6 +123,11 @@ def parse_ask(body: bytes) -> Ask:
         tuple(hashes),
         _count(fields, "block_tokens", 0) if "block_tokens" in fields else 0,
         fields.get("harm") is True,
+        now_ms / 1e3 if type(now_ms := fields.get("now_unix_ms")) is int and 0 < now_ms < _BIG else 0.0,
+        _instant_s(fields, "arrival_unix_ms", 0.0),
+        _instant_s(fields, "deadline_unix_ms", math.inf),
+        _text(fields, "class", CLASS_CHARACTERS_MAX) if fields.get("class") else "",
+        2 if fields.get("tier") == 2 else 1,
     )
 
 
@@ -179,6 +202,16 @@ def _object(body: bytes) -> dict[str, Any]:
     if fields.get("v") != WIRE_VERSION:
         raise WireError(f"this side speaks version {WIRE_VERSION} of the wire", "version")
     return fields
+
+
+def _instant_s(fields: dict[str, Any], name: str, absent_s: float) -> float:
+    """Unix milliseconds as seconds."""
+    value = fields.get(name)
+    if value is None:
+        return absent_s
+    if type(value) is not int or not -_BIG < value < _BIG:
+        raise WireError(f"{name} must be a whole number of milliseconds")
+    return value / 1e3
 
 
 def _text(fields: dict[str, Any], name: str, most: int) -> str:

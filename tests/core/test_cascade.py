@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from backends.cascade import TIER_2, Cascade, CascadeOptions, EnginePace, Standing, options, standing
+from backends.cascade import Cascade, CascadeOptions, EnginePace, Standing, options, standing
 from backends.cascade_queue import HOLD_STEPS, BudgetQueue
+from predictor.places import TIER_2
 
 NOW_S = 1_800_000_000.0
 

@@ -273,6 +273,22 @@ def test_counts_know_own_dispatches_as_well() -> None:
     assert sent(made.probed("2", replies, 0.1)) == [("2", "b")]
 
 
+def test_where_it_stood_in_the_line_is_asked_with_and_told_after_the_probe() -> None:
+    made = Desk(ModelSpec("m", "po2", order="mh"), Random(1))
+    made.added("a", EngineView(PROFILE, LIMITS, max_in_flight=1, sidecar=True))
+    made.arrived(job("first"), 0.0)
+    made.probed("first", {"a": reply(1.0)}, 0.0)
+    assert made.arrived(replace(job("doomed", at_s=0.1), deadline_s=0.3), 0.1) == []
+    assert made.tick(1.1) == []
+    (probe,) = made.finished("first", 50, 2.1)
+    assert isinstance(probe, Probe)
+    assert (probe.tier, probe.job.deadline_s) == (2, 0.3)
+    (action,) = made.probed("doomed", {"a": reply(1.0)}, 2.2)
+    assert isinstance(action, Dispatch)
+    assert (action.tier, action.second_s) == (2, probe.second_s)
+    assert probe.second_s > 0.5
+
+
 def test_a_job_that_leaves_while_it_is_probed_is_gone() -> None:
     made = beside("po2")
     made.arrived(job("1"), 0.0)

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from backends.priorities import SGLANG_UNIT_MS, TIER_2, priority_line, sglang_scheduling, vllm_scheduling
+from backends.priorities import SGLANG_UNIT_MS, priority_line, sglang_scheduling, vllm_scheduling
 from gateway.config import Slo, Travels
 from gateway.slo import NEVER, Promise
 from gateway.travel import Luggage, header_lines, members, packed
+from predictor.places import TIER_2
 
 NOW = 1_800_000_000_000
 PROMISE = Promise("chat", 2.0, 0.05, NEVER)

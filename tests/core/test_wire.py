@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.snapshot_record import IDLE, NOBODY, Columns, Limits, Record, Work
+from backends.snapshot_record import IDLE, Bids, Columns, Figures, Limits, Record, RecordError, Rule, Work, decode, encode
 from predictor.profile import EngineLimits
 from predictor.request import Estimate, LengthEstimate
 from predictor.snapshot import ProbeReply, Resident, Snapshot
@@ -26,7 +27,9 @@ from predictor.wire import (
 )
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "wire"
-ASK = Ask("r1", "llama", 700, LengthEstimate(10, 100, 300, "wire"), (2**63, -5), 16)
+NOW_MS = 1_700_000_000_000
+ASK = Ask("r1", "llama", 700, LengthEstimate(10, 100, 300, "wire"), (2**63, -5), 16, asked_s=NOW_MS / 1e3)
+PROMISED = replace(ASK, arrival_s=NOW_MS / 1e3 - 0.25, deadline_s=NOW_MS / 1e3 + 1.5, class_name="chat", tier=2)
 REPLY = ProbeReply(Estimate(0.1, 0.02, 3.5, 0.05, 0.25, 90, math.nan, 1.5), 3, 2, 40, 7, 900, 0.125)
 
 
@@ -40,9 +43,21 @@ def test_schemas_are_schemas(path: Path) -> None:
 
 
 def test_ask_goes_over_and_fits_its_schema() -> None:
-    body = encode_ask(ASK, 1_700_000_000_000)
-    fits("ask", json.loads(body))
-    assert parse_ask(body) == ASK
+    for ask in (ASK, PROMISED):
+        body = encode_ask(ask, NOW_MS, tier=ask.tier)
+        fits("ask", json.loads(body))
+        assert parse_ask(body) == ask
+
+
+def test_a_promise_on_another_clock_goes_over_in_unix_time() -> None:
+    """The gateway's instants are of its loop's clock."""
+    on_loop = replace(PROMISED, arrival_s=99.75, deadline_s=101.5)
+    assert encode_ask(on_loop, NOW_MS, 100.0, tier=2) == encode_ask(PROMISED, NOW_MS, tier=2)
+
+
+def test_a_request_without_a_promise_costs_no_byte_more() -> None:
+    fields = json.loads(encode_ask(ASK, NOW_MS, 100.0, tier=2))
+    assert not fields.keys() & {"arrival_unix_ms", "deadline_unix_ms", "class", "tier"}
 
 
 def test_long_prefix_is_cut_to_what_the_other_side_takes() -> None:
@@ -53,7 +68,7 @@ def test_long_prefix_is_cut_to_what_the_other_side_takes() -> None:
 def test_optional_fields_may_be_missing() -> None:
     fields = json.loads(encode_ask(ASK, 0))
     del fields["prefix_hashes"], fields["block_tokens"], fields["now_unix_ms"]
-    assert parse_ask(json.dumps(fields).encode()) == replace(ASK, prefix=(), block_tokens=0)
+    assert parse_ask(json.dumps(fields).encode()) == replace(ASK, prefix=(), block_tokens=0, asked_s=0.0)
     assert parse_ask(json.dumps({**fields, "harm": True, "later": [1]}).encode()).harm
 
 
@@ -77,6 +92,12 @@ def test_optional_fields_may_be_missing() -> None:
         {"prefix_hashes": [2**64]},
         {"prefix_hashes": [0] * (PREFIX_HASHES_MAX + 1)},
         {"block_tokens": -1},
+        {"deadline_unix_ms": 1.5},
+        {"deadline_unix_ms": "soon"},
+        {"arrival_unix_ms": True},
+        {"deadline_unix_ms": 2**64},
+        {"class": 7},
+        {"class": "x" * 257},
     ],
     ids=str,
 )
@@ -155,11 +176,28 @@ def test_snapshot_fits_its_schema() -> None:
 
 def test_record_fits_its_schema() -> None:
     columns = Columns(["a", "b"], [1, 2], [3, 4], [5, 6], [1, 1])
-    record = Record("e", Limits(96, 128, 16, 512, 2048), 1.5, 90, 0, Work(0, 2, 9, 0), IDLE, 0.0, columns, [2, 3], NOBODY, 0, 0)
+    record = Record(
+        "e", Limits(96, 128, 16, 512, 2048), 1.5, 90, 0, Work(0, 2, 9, 0), IDLE, 0.0, columns, [2, 3], columns, 0, 0
+    )
+    by_budget = (
+        Rule("leeway", "mh", 0.02, 0.5, 120.0, True),
+        Bids(1, [], [NOW_MS], [0], [2500]),
+        Figures(0.02, 1e-4, 1e-4, 1.0, -3.5),
+    )
 
     def plain(value: object) -> object:
         if hasattr(value, "__struct_fields__"):
             return [plain(getattr(value, name)) for name in value.__struct_fields__]
-        return value
+        return [plain(item) for item in value] if isinstance(value, list) else value
 
     fits("record", plain(record))
+    ordered = msgspec.structs.replace(record, rule=by_budget[0], bids=by_budget[1], figures=by_budget[2], gammas={"chat": 1.2})
+    fits("record", plain(ordered))
+    assert decode(encode(ordered)) == ordered
+    older = [getattr(record, name) for name in Record.__struct_fields__[:13]]
+    fits("record", plain(older))
+    assert decode(encode(older)) == record, "an engine's scheduler of before"
+    newer = [*(getattr(ordered, name) for name in Record.__struct_fields__), "what is yet to come"]
+    assert decode(encode(newer)) == ordered
+    with pytest.raises(RecordError, match="bids"):
+        decode(encode(msgspec.structs.replace(ordered, bids=Bids(2, [], [NOW_MS], [0], [2500]))))

@@ -4,7 +4,10 @@ usage: python -m tests.engine.stepped_cases MODEL_DIR [CASE...]
 """
 
 import inspect
+import math
+import os
 import sys
+import time
 
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
@@ -14,6 +17,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 import backends.vllm_cascade as ours
+from backends.shared_source import SharedRecordSource
+from predictor.places import Comer, Places
+from predictor.snapshot import Resident
 from tests.engine.in_engine import run_cases
 from tests.engine.stepped import BEGIN_S, Engine, teach
 
@@ -53,6 +59,31 @@ def priority_as_latest_start_is_understood() -> None:
     engine.add("sooner", 64, 5, priority=now_ms + 3000)
     engine.drain()
     assert engine.begun == ["runs", "sooner", "later", "second tier"], engine.begun
+
+
+def a_sidecar_knows_the_place_of_one_who_comes() -> None:
+    """The published record says enough of the queue to tell where a request will stand in it."""
+    engine = Engine(slots=1, LEEWAY_RHO="0", LEEWAY_PREEMPT="0")
+    teach(engine)
+    engine.add("runs", 64, 200)
+    engine.step()
+    for number, ttft_ms in enumerate((9000.0, 2000.0, 60.0, 4000.0, 0.0, 0.0)):
+        engine.add(f"w{number}", 64 + 32 * number, 5, **({"ttft_ms": ttft_ms} if ttft_ms else {}))
+    engine.step()
+    source = SharedRecordSource(os.environ["LEEWAY_SNAPSHOT"])
+    for number, (prompt, due_s) in enumerate(((64, 3.0), (96, 30.0), (640, 0.05), (48, math.inf), (300, 2.2))):
+        seen = source.look(time.monotonic())
+        assert seen.queueing is not None
+        assert seen.queueing.kind == "leeway"
+        resident = Resident("new", prompt, 0, 0, 5)
+        comer = Comer(resident, engine.now_s, engine.now_s + due_s)
+        _, place = Places(seen.queueing, seen.snapshot).place(comer, engine.now_s)
+        facts = {"deadline_unix_ms": (engine.now_s + due_s) * 1000} if due_s < math.inf else {}
+        engine.add(f"new {number}", prompt, 5, **facts)
+        engine.step()
+        real = [one.request_id for one in engine.scheduler.waiting]
+        assert place == real.index(f"new {number}"), (number, place, real)
+    source.close()
 
 
 def plain_requests_run_as_ever() -> None:
@@ -290,6 +321,7 @@ CASES = [
     order_is_that_of_deadlines,
     who_cannot_be_in_time_goes_last_and_is_served,
     priority_as_latest_start_is_understood,
+    a_sidecar_knows_the_place_of_one_who_comes,
     plain_requests_run_as_ever,
     tier_2_gets_its_share_of_prompt_tokens,
     urgent_request_gets_the_slot_of_the_largest_budget,

@@ -1,0 +1,66 @@
+"""How an engine's queue is ordered, as its record tells it: by a sender's priority, or by budgets. Pure.
+
+Runs inside the engine, when somebody joins or leaves the queue; each step it tells five figures.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from backends.cascade import Cascade
+from backends.snapshot_record import Bids, Figures, Rule
+
+_NUMBER_MAX = 1 << 62
+_NO_FIGURES = Figures()
+
+
+class ByPriority:
+    """vLLM's own order: the smallest `priority` first."""
+
+    rule = Rule("priority")
+
+    def bids(self, listed: Sequence[Any]) -> Bids:
+        """Of those who wait."""
+        return Bids(0, [max(-_NUMBER_MAX, min(_NUMBER_MAX, request.priority)) for request in listed])
+
+    def figures(self) -> Figures:
+        """None."""
+        return _NO_FIGURES
+
+    def gammas(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+class ByBudget:
+    """Ours: `cascade` decides."""
+
+    def __init__(self, cascade: Cascade) -> None:
+        given = cascade.options
+        self._cascade = cascade
+        self.rule = Rule("leeway", given.order, cascade.queue.share.rho, given.alpha, given.age_s, given.preempt)
+
+    def bids(self, listed: Sequence[Any]) -> Bids:
+        """Of those who wait; who rests, or is held elsewhere, has none and stands before or behind the others."""
+        found = [self._cascade.queue.get(request.request_id) for request in listed]
+        known = [waiting for waiting in found if waiting is not None]
+        first = next((place for place, waiting in enumerate(found) if waiting is not None), 0)
+        if None in found[first : first + len(known)]:
+            return Bids()  # somebody in between: nothing that could be told
+        return Bids(
+            first,
+            [],
+            [int(waiting.arrival_s * 1e3) for waiting in known],
+            [int(waiting.deadline_s * 1e3) if waiting.slo_s < float("inf") else 0 for waiting in known],
+            [int(waiting.cost_s * 1e6) for waiting in known],
+        )
+
+    def figures(self) -> Figures:
+        """As of the step that was composed last."""
+        cascade = self._cascade
+        return Figures(
+            cascade.pace.step_s, cascade.pace.token_s, cascade.reference_s, cascade.stretch, float(cascade.queue.share.debt)
+        )
+
+    def gammas(self) -> dict[str, float]:
+        """The guards of the classes that were seen."""
+        return self._cascade.gamma.known()

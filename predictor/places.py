@@ -1,0 +1,175 @@
+"""Where a request would stand in an engine's queue that is not one of arrivals. Pure; instants are unix seconds.
+
+| kind | the order |
+|---|---|
+| priority | by a number of the sender's, the smallest first: unix milliseconds of the latest start, TIER_2 more in tier 2 |
+| leeway | by budgets, as predictor.queues decides for those who wait and the one that comes |
+
+What is known of those who wait comes from the engine itself (backends.record_state) or from the gateway's own picture.
+Who is preempted for an urgent request is not foretold: its wait for a slot is then shorter than said here.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from predictor.budget import GAMMA_UNKNOWN
+from predictor.queues import AGE_S, TieredQueue, Waiting
+from predictor.share import turns
+from predictor.snapshot import Resident, Snapshot
+
+UNPROMISED_S = 30.0  # of leeway that a request without a promise is sent with: with none it would run before all others
+TIER_2 = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What decides about the place of one who waits: `number` by priority, the rest by budgets (infinite: no deadline)."""
+
+    arrival_s: float = 0.0
+    deadline_s: float = math.inf
+    cost_s: float = 0.0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Queueing:
+    """How an engine orders its queue, and the bids of those who wait from place `first` on; others stay where they are.
+
+    `order`, `rho`, `alpha` and `age_s` are the tiered queue's; `step_s` is a step that only decodes, `token_s` a prompt
+    token's time, `reference_s` the one that costs are reckoned with, `stretch` their relation as last taken over; `debt`
+    is what tier 2 is owed in tokens, `gammas` are guards by class. `makes_way`: urgent requests don't wait for slots.
+    """
+
+    kind: Literal["priority", "leeway"]
+    bids: tuple[Bid, ...] = ()
+    first: int = 0
+    order: str = "mh"
+    rho: float = -1.0
+    alpha: float = 0.5
+    age_s: float = AGE_S
+    step_s: float = 0.0
+    token_s: float = 0.0
+    reference_s: float = 0.0
+    stretch: float = 1.0
+    debt: float = 0.0
+    makes_way: bool = True
+    gammas: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comer:
+    """One who comes to the queue. `alone_s` is what its prompt takes alone, not guarded."""
+
+    resident: Resident
+    arrival_s: float
+    deadline_s: float = math.inf
+    slo_class: str = ""
+    tier: int = 1
+    alone_s: float = 0.0
+
+
+def latest_start_ms(arrival_s: float, deadline_s: float, alone_s: float, tier: int = 1) -> int:
+    """The number that a gateway sends with a request to an engine that orders by priority."""
+    due_s = deadline_s if deadline_s < math.inf else arrival_s + UNPROMISED_S
+    return int((due_s - alone_s) * 1e3) + (TIER_2 if tier == 2 else 0)
+
+
+class Places:
+    """The queue of one state. Residents are told apart by their place of coming, since ids need not be unique."""
+
+    def __init__(self, queueing: Queueing, snapshot: Snapshot) -> None:
+        self._how = queueing
+        self._snapshot = snapshot
+        self._everybody = [*snapshot.waiting]
+        begin, end = queueing.first, queueing.first + len(queueing.bids)
+        self._front, self._rear = [*range(begin)], [*range(end, len(snapshot.waiting))]
+        self._ahead_s = _ahead_s(queueing, snapshot)
+        self._rows: list[tuple[int, int]] = []  # number, who: by priority
+        self._queue = TieredQueue(queueing.order, queueing.rho, queueing.alpha, queueing.age_s)
+        for who, bid in enumerate(queueing.bids, begin):
+            if queueing.kind == "priority":
+                self._rows.append((bid.number, who))
+            else:
+                self._add(who, bid.arrival_s, bid.deadline_s, bid.cost_s)
+
+    def join(self, comer: Comer) -> None:
+        """One more waits from now on."""
+        self._everybody.append(comer.resident)
+        self._enter(len(self._everybody) - 1, comer)
+
+    def order(self, now_s: float) -> list[int]:
+        """All who wait, in the engine's order."""
+        if self._how.kind == "priority":
+            block = [who for _, who in self._rows]
+        else:
+            block = self._by_budget(now_s)
+        return [*self._front, *block, *self._rear]
+
+    def place(self, comer: Comer, now_s: float) -> tuple[list[int], int]:
+        """The others in their order if this one came, and how many of them stand before it."""
+        me = len(self._everybody)
+        self._everybody.append(comer.resident)
+        self._enter(me, comer)
+        order = self.order(now_s)
+        self._leave(me)
+        self._everybody.pop()
+        at = order.index(me)
+        order.pop(at)
+        if at == len(self._front) + len(self._rows) + len(self._queue):
+            at = len(order)  # behind the last one whose bid is known: perhaps behind all
+        return order, at
+
+    def arranged(self, order: Sequence[int]) -> Snapshot:
+        """The state with the queue in that order."""
+        return replace(self._snapshot, waiting=tuple([self._everybody[who] for who in order]), step_ends_s=0.0)
+
+    # -- inside
+
+    def _enter(self, who: int, comer: Comer) -> None:
+        how = self._how
+        if how.kind == "priority":
+            number = latest_start_ms(comer.arrival_s, comer.deadline_s, comer.alone_s, comer.tier)
+            at = len(self._rows)
+            while at and self._rows[at - 1][0] > number:
+                at -= 1
+            self._rows.insert(at, (number, who))
+            return
+        prompt = comer.resident.prompt_tokens
+        alone_s = how.step_s + prompt * how.reference_s if how.reference_s > 0 else comer.alone_s
+        cost_s = how.gammas.get(comer.slo_class, GAMMA_UNKNOWN) * alone_s
+        self._add(who, comer.arrival_s, comer.deadline_s, cost_s)
+
+    def _add(self, who: int, arrival_s: float, deadline_s: float, cost_s: float) -> None:
+        resident = self._everybody[who]
+        tokens = resident.prompt_tokens + resident.generated_tokens
+        self._queue.add(Waiting(str(who), arrival_s, cost_s, tokens, deadline_s), arrival_s)
+
+    def _leave(self, who: int) -> None:
+        if self._how.kind == "priority":
+            self._rows = [row for row in self._rows if row[1] != who]
+        else:
+            self._queue.remove(str(who))
+
+    def _by_budget(self, now_s: float) -> list[int]:
+        queue, how = self._queue, self._how
+        queue.retier(now_s, self._ahead_s, stretch=how.stretch)
+        first, second = queue.first(now_s), queue.second(now_s)
+        tokens = [one.tokens for one in first], [one.tokens for one in second]
+        at = [0, 0]
+        block: list[int] = []
+        for tier in turns(how.debt, queue.share.rho, *tokens):
+            block.append(int((first, second)[tier - 1][at[tier - 1]].id))
+            at[tier - 1] += 1
+        return block
+
+
+def _ahead_s(how: Queueing, snapshot: Snapshot) -> float:
+    """Seconds until anybody can begin: the prompts in the batch; where all slots are taken, the first of them to be free."""
+    filling = sum([max(0, who.prompt_tokens - who.computed_tokens) for who in snapshot.running if not who.decoding])
+    ahead_s = how.token_s * filling
+    if len(snapshot.running) >= snapshot.limits.max_num_seqs and not how.makes_way:
+        left = min([max(1, who.output_tokens - who.generated_tokens) for who in snapshot.running], default=0)
+        ahead_s = max(ahead_s, left * how.step_s)
+    return ahead_s
