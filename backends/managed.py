@@ -1,7 +1,8 @@
 """Moves a model by starting and stopping a process of ours from a command template. Shell.
 
 Out, nothing of it is left; in, /health answers well (where the server has it) and /v1/models lists the model. A load that
-fails or is cancelled leaves no process behind. A crash is told by `died`; starting anew, and how often, is the caller's.
+fails or is cancelled leaves no process behind. ${LAYERS} is the part asked for of `layers`, which counts as the engine
+does: llama.cpp counts the output layer as one more. A crash is told by `died`; starting anew, and how often, is the caller's.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from pathlib import Path
 from backends.base import ControlHttp, ProbeFailedError
 from backends.child import Child
 from backends.command_template import WEIGHT_SUFFIXES, check, filled, names_layers, paths_in, port_of
+from backends.move_http import until
 from backends.moves import MoveError, MoverSpec
 from backends.openai import listed_models
 from predictor.cost import Place
@@ -59,8 +61,7 @@ class ManagedProcess:
             if self._layers == layers and await self._is_ready():
                 return
             await self._stop(self._spec.stop_s)
-        if await self._answers():
-            raise MoveError(f"{self._spec.url} is taken: something answers there that was not started here")
+        await self._until_free()
         try:
             await self._start(layers)
         except BaseException:
@@ -135,13 +136,20 @@ class ManagedProcess:
             return str(error)
         raise MoveError(f"the process serves {', '.join(served) or 'nothing'}, not {self._spec.model}")
 
-    async def _answers(self) -> bool:
+    async def _until_free(self) -> None:
+        """What a gateway before us started may take as long as ours to end. Raises MoveError."""
         try:
-            async with asyncio.timeout(ASK_S):
-                await self._http.get("/health")
-        except (ProbeFailedError, TimeoutError):
-            return False
-        return True
+            async with asyncio.timeout(max(self._spec.stop_s, ASK_S)):
+                await until(self._is_silent)
+        except TimeoutError:
+            raise MoveError(f"{self._spec.url} is taken: something answers there that was not started here") from None
+
+    async def _is_silent(self) -> bool:
+        try:
+            await self._http.get("/health")
+        except ProbeFailedError:
+            return True
+        return False
 
     def _last_words(self, what: str) -> str:
         code = "" if self._child.code is None else f" with {self._child.code}"

@@ -171,8 +171,12 @@ def test_an_address_where_somebody_else_answers_is_left_alone(tmp_path: Path) ->
         with pytest.raises(MoveError, match="is taken: something answers there"):
             await second.into(1.0)
         assert await mover.where() == "gpu"
+        load = asyncio.create_task(second.into(1.0))  # it waits a little for the other to go
+        await mover.out(keep=False)
+        await load
+        await second.close()
 
-    managed(use, tmp_path)
+    managed(use, tmp_path, stop_s=1.0)
 
 
 def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
