@@ -4,7 +4,10 @@ Everything needs the admin key but health and the API's description, and, on a l
 go through Operations; this module and its siblings only translate. The settings library is not loaded at start.
 """
 
+from collections.abc import Iterable
+
 from aiohttp import web
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin_backends import BackendRoutes
@@ -20,12 +23,14 @@ from gateway.admin_http import (
     plain_headers,
     quiet_logger,
 )
+from gateway.admin_models import ModelRoutes
 from gateway.admin_views import Reloaded
 from gateway.admin_workers import WorkerRoutes
 from gateway.api import LocalRoute
 from gateway.config import split_address
 from gateway.metrics import exposition
 from gateway.operations import Operations
+from gateway.swap_metrics import swap_families
 
 CLOSE_S = 1.0
 
@@ -47,7 +52,8 @@ class ControlPlane:
         logs = self._plane.logs
         app = web.Application(middlewares=[errors(logs), guard(self._gate, self._is_free)], client_max_size=BODY_BYTES)
         for method, path, handler in self.routes():
-            app.router.add_route(method, path, handler)
+            # names of models hold slashes
+            app.router.add_route(method, path.replace("{model}", "{model:.+}"), handler)
         app.on_response_prepare.append(plain_headers)
         self._runner = web.AppRunner(app, access_log=None, logger=quiet_logger(logs), shutdown_timeout=CLOSE_S)
         await self._runner.setup()
@@ -63,6 +69,7 @@ class ControlPlane:
         return [
             *BackendRoutes(self._operations, self._models).routes(),
             *WorkerRoutes(self._operations, self._models).routes(),
+            *ModelRoutes(self._operations, self._models).routes(),
             ("GET", "/admin/config", self._config),
             ("POST", "/admin/reload", self._reload),
             ("GET", "/metrics", self._metrics),
@@ -89,7 +96,14 @@ class ControlPlane:
         return answer(200, Reloaded(self._plane.generation, waiting))
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=exposition(self._plane), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return web.Response(body=exposition(self._plane, self._swaps()), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    def _swaps(self) -> Iterable[Metric]:
+        """Of models that share devices, where there are any."""
+        swapper, plane = self._operations.swapper, self._plane
+        if swapper is None or not plane.lodging.on:
+            return ()
+        return swap_families(plane.lodging, swapper.counts, swapper.moved_s, swapper.history, plane.now())
 
     async def _health(self, request: web.Request) -> web.Response:
         return self._local(LocalRoute("health"))

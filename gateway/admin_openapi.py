@@ -9,16 +9,17 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from gateway import __version__, admin_schema, admin_views
+from gateway import __version__, admin_schema, admin_views, swap_views
 from gateway.admin_http import DRAIN_S_MAX
 
 NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 REASONS = {
     400: "The body is not JSON, or the URL or its address is not allowed.",
     401: "The admin key is missing or wrong.",
-    404: "There is no such backend.",
+    404: "There is no such backend or model, or no devices are configured.",
     408: "The body did not arrive in time.",
-    409: "The state of things forbids it: the name is in use, or the backend is declared, being removed or not draining.",
+    409: "The state of things forbids it: the name is in use, the backend is declared, being removed or not draining, "
+    "the device is busy or has no room, or the model lies nowhere.",
     413: "The body is larger than 1 MiB.",
     415: "The body is of another type than JSON.",
     422: "A value is missing or out of range; `param` names the first field at fault.",
@@ -48,7 +49,7 @@ class Described:
     also: tuple[tuple[int, type, str], ...] = ()
 
 
-V, S = admin_views, admin_schema
+V, S, W = admin_views, admin_schema, swap_views
 _URL: Query = (("url", True, {"type": "string", "format": "uri"}, "The backend's base URL."),)
 _TIMEOUT: Query = (
     (
@@ -61,6 +62,8 @@ _TIMEOUT: Query = (
 _ADDED = "Accepted: it is probed now and gets requests once it answers."
 _GOES = "Accepted: it gets no more requests and is gone once none is in flight or the time is over; a GET then gives 404."
 _NOT_READY = (503, V.Status, "No backend is ready, or the gateway is shutting down.")
+
+_DRY = (200, W.StepTaken, "The step that would be taken (`dry_run`).")
 
 OPERATIONS = (
     Described("get", "/admin/backends", "All backends.", 200, V.BackendList, "All backends, by name.", (401,)),
@@ -127,6 +130,70 @@ OPERATIONS = (
     ),
     Described(
         "post", "/admin/backends/{name}/undrain", "Call a drain off.", 200, V.BackendView, "As it is now.", (401, 404, 409)
+    ),
+    Described("get", "/admin/models", "Models that share devices.", 200, W.ModelList, "All of them, by name.", (401, 404)),
+    Described(
+        "get",
+        "/admin/models/{model}",
+        "One model: who has it where, who waits for it, what moving it costs.",
+        200,
+        W.ModelView,
+        "It.",
+        (401, 404),
+    ),
+    Described(
+        "post",
+        "/admin/models/{model}/load",
+        "Bring a model onto a device, whoever must leave for it.",
+        202,
+        W.StepTaken,
+        "Accepted: who must leave ends its requests first; GET /admin/plan tells how it went.",
+        (*BODY, 401, 404, 409),
+        body=S.MoveRequest,
+        body_optional=True,
+        also=(_DRY,),
+    ),
+    Described(
+        "post",
+        "/admin/models/{model}/unload",
+        "Take a model off a device once its requests are over.",
+        202,
+        W.StepTaken,
+        "Accepted: it gets no more requests there; GET /admin/plan tells how it went.",
+        (*BODY, 401, 404, 409),
+        body=S.MoveRequest,
+        body_optional=True,
+        also=(_DRY,),
+    ),
+    Described(
+        "post",
+        "/admin/models/{model}/pin",
+        "Say whether a model may leave its device, until the gateway ends.",
+        200,
+        W.ModelView,
+        "As it is now.",
+        (*BODY, 401, 404),
+        body=S.PinRequest,
+    ),
+    Described(
+        "get",
+        "/admin/plan",
+        "Devices, the swap plan with its reasons, and the last swaps.",
+        200,
+        W.Situation,
+        "As it is now.",
+        (401, 404),
+    ),
+    Described(
+        "post",
+        "/admin/plan",
+        "What the planner would do if other things were asked for. Nothing moves.",
+        200,
+        W.PlanView,
+        "The plan.",
+        (*BODY, 401, 404),
+        body=S.WhatIf,
+        body_optional=True,
     ),
     Described(
         "get", "/admin/config", "The effective configuration, secrets masked.", 200, "config", "As gateway.toml.", (401,)

@@ -19,6 +19,7 @@ from gateway.config import BackendSpec, EngineName
 from gateway.config_sections import ModelName, OptionalUrl, Url
 from gateway.operator_errors import OperationError
 from gateway.section_base import Name
+from gateway.what_if import Supposed
 from predictor.catalog import ProfileError, engine_profile
 
 NAME_CHARACTERS = 64
@@ -134,6 +135,35 @@ class DrainRequest(_Body):
     timeout_s: Annotated[float, Field(ge=0, le=DRAIN_S_MAX)] | None = None
 
 
+class MoveRequest(_Body):
+    """Which device (without it: the best one), and whether the step is only to be told, not taken (`dry_run`)."""
+
+    device: str = Field("", max_length=64)
+    dry_run: bool = False
+
+
+class PinRequest(_Body):
+    """true: it stays where it is (and is brought somewhere, if it is nowhere); false: it may leave; null: as the file says."""
+
+    pinned: bool | None
+
+
+class SupposedDemand(_Body):
+    """What is supposed of a model; what is left out stays as it is."""
+
+    waiting: Annotated[float, Field(ge=0, le=1e6, description="Requests that wait for it.")] | None = None
+    rate_per_s: Annotated[float, Field(ge=0, le=1e6, description="Requests that come per second.")] | None = None
+    slack_s: Annotated[float, Field(ge=-DRAIN_S_MAX, le=DRAIN_S_MAX, description="Until a start is late.")] | None = None
+
+
+class WhatIf(_Body):
+    """Demand that is supposed; models that are not named keep theirs. `pinned`: those who may not leave, in place of those
+    who may not now."""
+
+    models: Annotated[dict[ModelName, SupposedDemand], Field(max_length=256)] = {}
+    pinned: Annotated[list[ModelName], Field(max_length=256)] | None = None
+
+
 class NewWorker(_Body):
     """A backend to add, in smg's shape; its name is made from the URL. `priority` and `cost` are taken and not used."""
 
@@ -233,6 +263,23 @@ def merge_patch(target: object, patch: object) -> object:
 def drain_timeout_s(data: object) -> float | None:
     """The limit that a drain asks for. Raises OperationError (422)."""
     return _checked(DrainRequest, data).timeout_s
+
+
+def move_request(data: object) -> MoveRequest:
+    """What a load or an unload asks for. Raises OperationError (422)."""
+    return _checked(MoveRequest, data)
+
+
+def pin_request(data: object) -> bool | None:
+    """What is to be pinned. Raises OperationError (422)."""
+    return _checked(PinRequest, data).pinned
+
+
+def supposed_demand(data: object) -> tuple[dict[str, Supposed], set[str] | None]:
+    """(demand by model, who is pinned) that a what-if supposes. Raises OperationError (422)."""
+    asked = _checked(WhatIf, data)
+    supposed = {name: Supposed(one.waiting, one.rate_per_s, one.slack_s) for name, one in asked.models.items()}
+    return supposed, None if asked.pinned is None else set(asked.pinned)
 
 
 def new_worker(data: object) -> BackendSpec:

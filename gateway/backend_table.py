@@ -12,18 +12,26 @@ class NotReachableError(Exception):
     """The control listener did not answer as expected; the text says what to do."""
 
 
-def fetch(control: str, admin_key: str) -> list[dict[str, Any]]:
-    """The backends as the admin API tells them. Raises NotReachableError."""
-    request = urllib.request.Request(f"{control.rstrip('/')}/admin/backends", headers={"authorization": f"Bearer {admin_key}"})
+def fetch(control: str, admin_key: str, path: str = "/admin/backends") -> dict[str, Any]:
+    """What the admin API answers there. Raises NotReachableError."""
+    request = urllib.request.Request(f"{control.rstrip('/')}{path}", headers={"authorization": f"Bearer {admin_key}"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            document = json.load(answer)
+            document: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:
-        hint = " Set LEEWAY_ADMIN_KEY or --admin-key." if error.code == 401 else ""
+        hint = " Set LEEWAY_ADMIN_KEY or --admin-key." if error.code == 401 else _said(error)
         raise NotReachableError(f"{control} answered {error.code}.{hint}") from None
     except (OSError, ValueError) as error:
         raise NotReachableError(f"{control} cannot be asked: {error}") from None
-    return list(document["backends"])
+    return document
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """What the error's body says, if it has our shape."""
+    try:
+        return f" {json.load(error)['error']['message']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def show(control: str, admin_key: str) -> None:
@@ -32,7 +40,7 @@ def show(control: str, admin_key: str) -> None:
     from rich.table import Table
 
     table = Table("name", "state", "in flight", "engine", "models", "url", "why")
-    for backend in fetch(control, admin_key):
+    for backend in fetch(control, admin_key)["backends"]:
         found = backend.get("found") or {}
         models = ", ".join(found.get("models") or backend["models"])
         row = (

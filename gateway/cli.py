@@ -176,6 +176,24 @@ def backends(
 
 
 @cli.command()
+def plan(
+    control: Annotated[str, typer.Option(help="Base URL of the control listener.")] = "http://127.0.0.1:8081",
+    admin_key: Annotated[str, typer.Option(envvar="LEEWAY_ADMIN_KEY", help="The admin key.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As the admin API tells it.")] = False,
+) -> None:
+    """Models that share devices: who lies where, who waits, what is to be moved and why, what became of the last swaps."""
+    from gateway import backend_table, plan_table
+
+    try:
+        if as_json:
+            print(plan_table.as_json(control, admin_key))
+        else:
+            plan_table.show(control, admin_key)
+    except backend_table.NotReachableError as error:
+        _fail(str(error))
+
+
+@cli.command()
 def simulate(
     scenario: Annotated[str, typer.Argument(help="A scenario (TOML); examples/papers shows many.")],
     seeds: Annotated[int | None, typer.Option(help="Use seeds 0 to N-1 instead of the file's.")] = None,

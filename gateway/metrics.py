@@ -130,8 +130,9 @@ class RequestMetrics:
 class GatewayCollector(Collector):
     """Everything the gateway exports, read when scraped."""
 
-    def __init__(self, plane: "DataPlane") -> None:
+    def __init__(self, plane: "DataPlane", beside: Iterable[Metric] = ()) -> None:
         self._plane = plane
+        self._beside = beside
 
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
@@ -141,6 +142,7 @@ class GatewayCollector(Collector):
         yield from self._fleet()
         yield from self._predictions()
         yield from plane.desks.tagging.families(plane.desks)
+        yield from self._beside
         simple = (
             ("leeway_queue_depth", "Requests waiting for a backend.", plane.held),
             ("leeway_client_connections", "Open client connections.", plane.connections),
@@ -214,8 +216,8 @@ class GatewayCollector(Collector):
         yield from (held, joined, lost)
 
 
-def exposition(plane: "DataPlane") -> bytes:
-    """The text that /metrics answers."""
+def exposition(plane: "DataPlane", beside: Iterable[Metric] = ()) -> bytes:
+    """The text that /metrics answers, with what others tell `beside` it."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(GatewayCollector(plane))
+    registry.register(GatewayCollector(plane, beside))
     return generate_latest(registry)

@@ -22,7 +22,8 @@ Outcome = Literal["done", "failed", "given up"]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of a step. Seconds: predicted for the moves, taken by them, and waited for requests before."""
+    """What became of a step that was taken for `why`. Seconds: predicted for the moves, taken by them, and waited for requests
+    before."""
 
     at_s: float
     device: str
@@ -33,6 +34,7 @@ class Moved:
     predicted_s: float
     took_s: float
     drained_s: float
+    why: str = ""
 
 
 class Move:

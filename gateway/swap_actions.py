@@ -34,7 +34,7 @@ class _Writer:
         at_s = step.cut_s
         for name in step.leaves:
             yield self._out(name, device, at_s, f"makes room for {step.model}", paused)
-        yield self._in(step.model, device, step.ready_s, _why(step), step.fraction)
+        yield self._in(step.model, device, step.ready_s, why(step), step.fraction)
         if step.until_s == NEVER:
             return
         at_s = step.until_s + self._tenants[step.model].service[device.host].hold_s
@@ -89,7 +89,8 @@ class _Writer:
         return tenant.demand.rate_per_s * (far - near) / weights
 
 
-def _why(step: Step) -> str:
+def why(step: Step) -> str:
+    """A planned step's reason."""
     who = f"{step.waiting:.0f} wait" if step.waiting else "more will come"
     part = "" if step.fraction >= 1 else f", {step.fraction:.0%} of its layers fit"
     return f"{who}{part}; saves {step.saved_s:.1f} s of lateness for {step.swap_s:.1f} s of swaps"

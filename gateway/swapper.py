@@ -20,7 +20,7 @@ from gateway.moving import Move, Moved
 from gateway.operator_errors import OperationError
 from gateway.residency import NEVER, Step, SwapPlan
 from gateway.server import DataPlane
-from gateway.swap_actions import plan
+from gateway.swap_actions import plan, why
 from gateway.swaps import Planner
 from gateway.upkeep import Upkeep
 
@@ -171,7 +171,7 @@ class Swapper:
 
     def _plan_once(self) -> None:
         plane, lodging = self._plane, self._plane.lodging
-        self._see()
+        self.see()
         if plane.config.swaps.mode == "auto":
             self._bring_back()
         waiters = self.waiters()
@@ -185,13 +185,13 @@ class Swapper:
             return
         for step in found.steps:
             if step.cut_s <= DUE_S and step.device not in self._moving:
-                self._carry_out(step)
+                self._carry_out(step, why(step))
         for action in found.actions:
             if action.kind == "prefetch" and action.device not in self._moving:
                 self._prefetch(action.model, action.device)
 
-    def _see(self) -> None:
-        """What the fleet knows of lodgers."""
+    def see(self) -> None:
+        """Take in what the fleet knows of lodgers."""
         for lodger in self._plane.lodging.lodgers.values():
             replica = self._replica(lodger)
             if replica is not None:
@@ -221,13 +221,13 @@ class Swapper:
                 self._crashed.discard(name)
                 step = self._step_for(lodger.model, lodger.device, alone=True)
                 if step is not None:
-                    self._carry_out(step)
+                    self._carry_out(step, "it crashed, and may come back")
 
     # -- acting
 
-    def _carry_out(self, step: Step, by_hand: bool = False) -> None:
+    def _carry_out(self, step: Step, reason: str, by_hand: bool = False) -> None:
         move = Move(self._plane, self._movers, step, self._upkeep.watch, lambda: by_hand or self._wanted(step.model))
-        task = asyncio.create_task(self._moved_by(move), name=f"swap-{step.device}")
+        task = asyncio.create_task(self._moved_by(move, reason), name=f"swap-{step.device}")
         self._moving[step.device] = task
         task.add_done_callback(lambda _: self._over(step.device, task))
 
@@ -238,14 +238,14 @@ class Swapper:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._plane.loop.call_exception_handler({"message": "a swap failed", "exception": error})
 
-    async def _moved_by(self, move: Move) -> None:
-        told = await move.run()
+    async def _moved_by(self, move: Move, reason: str) -> None:
+        told = replace(await move.run(), why=reason)
         self.history.append(told)
         self.counts[told.model or ",".join(told.leaves), told.outcome] += 1
         self.moved_s[told.model or ",".join(told.leaves)] += told.took_s
         self._plane.logs.event(
             "warning" if told.outcome == "failed" else "info", "swap", device=told.device, model=told.model,
-            leaves=told.leaves, outcome=told.outcome, reason=told.reason, predicted_s=round(told.predicted_s, 2),
+            leaves=told.leaves, outcome=told.outcome, why=reason, reason=told.reason, predicted_s=round(told.predicted_s, 2),
             took_s=round(told.took_s, 2), drained_s=round(told.drained_s, 2),
         )  # fmt: skip
 
@@ -272,7 +272,12 @@ class Swapper:
 
     # -- what an operator may ask for
 
-    def load(self, model: str, device: str = "") -> Step:
+    @property
+    def moving(self) -> frozenset[str]:
+        """The devices on which something moves or is fetched just now."""
+        return frozenset(self._moving)
+
+    def load(self, model: str, device: str = "", dry_run: bool = False) -> Step:
         """Bring a model onto a device (""; the best one), whoever must leave for it. Raises OperationError."""
         self._known(model)
         step = self._step_for(model, device)
@@ -280,17 +285,17 @@ class Swapper:
             raise OperationError(
                 409, "no_room", f"No device can take {model!r}: it is there already, or what lies there is pinned."
             )
-        self._begin(step)
+        self._begin(step, dry_run)
         return step
 
-    def unload(self, model: str, device: str = "") -> Step:
+    def unload(self, model: str, device: str = "", dry_run: bool = False) -> Step:
         """Take a model off its device once its requests are over. Raises OperationError."""
         self._known(model)
         for lodger in self._plane.lodging.lodgers.values():
             if lodger.model == model and lodger.phase == "in" and lodger.moves and device in ("", lodger.device):
                 seconds = self._plane.lodging.move_s(lodger, "gpu", lodger.rest)
                 step = Step(lodger.device, "", 1.0, (model,), "drain", 0.0, seconds, NEVER, seconds)
-                self._begin(step)
+                self._begin(step, dry_run)
                 return step
         raise OperationError(409, "not_loaded", f"{model!r} lies on no such device, or cannot leave it.")
 
@@ -303,10 +308,11 @@ class Swapper:
             self._plane.lodging.pins[model] = pinned
         self._nudged.set()
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: Step, dry_run: bool) -> None:
         if step.device in self._moving:
             raise OperationError(409, "device_busy", f"Something moves on {step.device!r} just now.")
-        self._carry_out(step, by_hand=True)
+        if not dry_run:
+            self._carry_out(step, "asked for by an operator", by_hand=True)
 
     def _known(self, model: str) -> None:
         if not self._plane.lodging.lodges(model):
@@ -314,7 +320,7 @@ class Swapper:
 
     def _step_for(self, model: str, device: str, alone: bool = False) -> Step | None:
         """The cheapest way to have it there now; with `alone`, only where nobody must leave."""
-        self._see()
+        self.see()
         now_s, lodging = self._plane.now(), self._plane.lodging
         view = lodging.view([*self.waiters(), Waiter(model, now_s, now_s)], now_s)
         planner = Planner(view, lodging.costs, lodging.settings(wide=True))
