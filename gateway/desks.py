@@ -77,8 +77,13 @@ class Desks:
 
     @property
     def held(self) -> int:
-        """Jobs that wait for a replica to open."""
-        return sum(desk.held for _, desk in self)
+        """Jobs that wait for a replica to open. Asked for each request that waits for a sidecar, too."""
+        count = 0
+        for station in self._stations.values():
+            count += station.desk.held
+        for station in self._retired:
+            count += station.desk.held
+        return count
 
     def placements(self) -> Iterator["Placement"]:
         """Of all jobs, those in engines included."""
