@@ -20,14 +20,17 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from backends.mock import MockEngine
 from gateway.admin_openapi import OPERATIONS, document
-from gateway.config import Admin, BackendSpec
-from tests.wire.admin_kit import ADMIN_KEY, CONFIG, DEADLINE_S, Running, engine_config, engines, running
+from gateway.config import Admin, BackendSpec, ModelSpec
+from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec
+from tests.wire.admin_kit import ADMIN_KEY, CONFIG, DEADLINE_S, Running, engine_config, engines, read, running
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 25
 # two names are there from the start, so that looking, changing and removing do not only meet 404
 NAMES = ("there", "declared", "absent")
+MODELS = ("org/first:1b", "second", "absent")
 LABELS = [f"{op.method.upper()} {op.path}" for op in OPERATIONS]
 KEY = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -40,10 +43,18 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path: Path = tmp_path_factory.mktemp("gateway")
 
     async def serve() -> None:
-        async with engines(engine_config("instant")) as (engine,):
-            config = replace(CONFIG, admin=admin, backends=(BackendSpec("declared", engine.url),))
+        lodgers = [replace(engine_config("instant"), name=f"lodger-{i}", models=(MODELS[i],)) for i in (0, 1)]
+        async with engines(engine_config("instant"), *lodgers) as (engine, *sharing):
+            config = replace(CONFIG, admin=admin, backends=(BackendSpec("declared", engine.url), *map(lodger, sharing)))
+            config = replace(
+                config,
+                devices=(DeviceSpec("gpu0", 10.0),),
+                models=tuple(ModelSpec(model, footprint=FootprintSpec(weight_gb=6.0)) for model in MODELS[:2]),
+                swaps=Swaps(mode="dry"),
+            )
             async with running(path, config, load=lambda: config) as app:
                 await app.ready("declared")
+                await read(app.session.post(f"{sharing[1].url}/sleep"))
                 stop = asyncio.Event()
                 started.set_result((app, asyncio.get_running_loop(), stop))
                 await stop.wait()
@@ -56,6 +67,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert "Traceback" not in app.log.read_text()
+
+
+def lodger(engine: MockEngine) -> BackendSpec:
+    """One whose model shares a device, where there is room for one."""
+    return BackendSpec(engine.config.name, engine.url, models=engine.config.models, swap=SwapSpec("gpu0", "sleep"))
 
 
 def test_every_route_is_described_and_every_description_is_a_route(tmp_path: Path) -> None:
@@ -98,10 +114,16 @@ def steered(case: Any, places: list[str]) -> Any:
         for name in ("name", "id"):
             if parameters and name in parameters:
                 parameters[name] = NAMES[len(str(parameters[name])) % len(NAMES)]
+        if parameters and "model" in parameters:
+            parameters["model"] = MODELS[len(str(parameters["model"])) % len(MODELS)]
         if parameters and isinstance(parameters.get("url"), str):
             parameters["url"] = places[len(parameters["url"]) % len(places)]
     if isinstance(case.body, dict) and isinstance(case.body.get("url"), str):
         case.body["url"] = places[len(case.body["url"]) % len(places)]
+    if isinstance(case.body, dict) and case.body.get("device"):
+        case.body["device"] = "gpu0"
+    if isinstance(case.body, dict) and isinstance(case.body.get("models"), dict):
+        case.body["models"] = {MODELS[i % 3]: said for i, said in enumerate(case.body["models"].values())}
     return case
 
 
