@@ -59,18 +59,20 @@ class WaitStatus:
     def _tell(self) -> None:
         if self._client.write is not self._hook or self._account.dispatched_s >= 0:
             return  # answered, gone, or on its way
-        plane, account = self._plane, self._account
+        plane, account, now_s = self._plane, self._account, self._plane.now()
         waiting = plane.line.waiting(account.model) + plane.desks.waiting_for(account.model)
         status: dict[str, object] = {
             "object": "leeway.status",
             "id": account.request_id,
             "state": "waiting",
             "waiting": waiting,
-            "waited_ms": int((plane.now() - account.accepted_s) * 1e3),
+            "waited_ms": int((now_s - account.accepted_s) * 1e3),
             "expected_wait_ms": plane.drain_wait_s(account.model) * 1000,
         }
         if account.promise is not None and account.deadline_s < float("inf"):
-            status["budget_left_ms"] = int((account.deadline_s - plane.now()) * 1e3)
+            status["budget_left_ms"] = int((account.deadline_s - now_s) * 1e3)
+        if plane.lodging.on and (start_s := plane.lodging.expected_s(account.model, now_s)):
+            status["expected_start_ms"] = int(start_s * 1e3)  # its model lies on no device
         self._write(chunk(b"event: leeway.status\ndata: %b\n\n" % orjson.dumps(status)))
         plane.loop.call_later(TELL_S, self._tell)
 
