@@ -62,6 +62,7 @@ MYPYC = [
     "gateway.tag_rules",
     "gateway.tagging",
     "gateway.tenants",
+    "gateway.underway",
     "gateway.views",
     "predictor.budget",
     "predictor.memory",

@@ -57,22 +57,22 @@ class Desk:
         self._lanes: list[Lane] = []
         self._blind = False  # some view has no mirror: nothing can be planned
         self._tickets: dict[str, Ticket] = {}
-        self._line = Line(rule)
+        self.line = Line(rule)
         self.guard = Guard()
         self._asked: dict[str, tuple[list[View], float]] = {}  # since when
 
     def __repr__(self) -> str:
-        return f"<Desk {self.rule.policy} {self.rule.binding} waiting={len(self._line)} jobs={len(self._tickets)}>"
+        return f"<Desk {self.rule.policy} {self.rule.binding} waiting={len(self.line)} jobs={len(self._tickets)}>"
 
     @property
     def waiting(self) -> int:
         """Jobs that are not dispatched yet."""
-        return len(self._line) + len(self._asked)
+        return len(self.line) + len(self._asked)
 
     @property
     def held(self) -> int:
         """Jobs in the line."""
-        return len(self._line)
+        return len(self.line)
 
     # -- replicas
 
@@ -149,18 +149,18 @@ class Desk:
         if ticket is not None and ticket.view is not None and ticket.view.mirror is not None:
             ticket.view.mirror.first_token(job_id, now_s)
             self.guard.first_token(ticket.job, now_s)
-        return self._go_on(now_s) if self._line else []
+        return self._go_on(now_s) if self.line else []
 
     def finished(self, job_id: str, output_tokens: int, now_s: float) -> list[Action]:
         """The job's answer is complete, with so many tokens; below 0: nobody knows."""
         ticket = self._tickets.pop(job_id, None)
         self.guard.gone(job_id)
-        self._line.tenants.settle(job_id, output_tokens)
+        self.line.tenants.settle(job_id, output_tokens)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
                 ticket.view.mirror.finished(job_id, now_s)
-        return self._go_on(now_s) if self._line else []
+        return self._go_on(now_s) if self.line else []
 
     def lost(self, job_id: str, now_s: float, output_tokens: int = -1, begun: bool = True) -> list[Action]:
         """The job is gone: cancelled while it waited, or failed or cancelled where it was, with so many tokens (below 0:
@@ -168,28 +168,28 @@ class Desk:
         ticket = self._tickets.pop(job_id, None)
         self._asked.pop(job_id, None)
         self.guard.gone(job_id)
-        self._line.tenants.settle(job_id, output_tokens) if begun else self._line.tenants.refund(job_id)
+        self.line.tenants.settle(job_id, output_tokens) if begun else self.line.tenants.refund(job_id)
         if ticket is not None and ticket.view is not None:
             ticket.view.left()
             if ticket.view.mirror is not None:
                 ticket.view.mirror.lost(job_id)
-        elif ticket is not None and ticket in self._line:
-            self._line.remove(ticket, now_s, sent=False)
-        return self._go_on(now_s) if self._line else []
+        elif ticket is not None and ticket in self.line:
+            self.line.remove(ticket, now_s, sent=False)
+        return self._go_on(now_s) if self.line else []
 
     def tick(self, now_s: float) -> list[Action]:
         """Time passed, or a replica came or changed."""
-        return self._go_on(now_s) if self._line else []
+        return self._go_on(now_s) if self.line else []
 
     def insist(self, job_id: str, now_s: float) -> list[Action]:
         """The job must not wait any longer: to the cheapest replica that is open at all, by prediction or not."""
         ticket = self._tickets.get(job_id)
-        if ticket is None or ticket not in self._line:
+        if ticket is None or ticket not in self.line:
             return []
         views = self._open_views(ticket, now_s)
         if not views:
             return []
-        tier, second_s = self._line.remove(ticket, now_s, sent=True)
+        tier, second_s = self.line.remove(ticket, now_s, sent=True)
         sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
         return [told(sent, tier, second_s)]
 
@@ -200,22 +200,22 @@ class Desk:
             return None
         if ticket.view is not None:
             known = ticket.view.mirror is not None and ticket.view.mirror.revised(job_id, lengths)
-            return None if not known else self._go_on(now_s) if self._line else []
+            return None if not known else self._go_on(now_s) if self.line else []
         if not moves(ticket.job.lengths, lengths):
             self.hindsight.compared += 1
             return []
-        before = self._line.tickets.index(ticket)
+        before = self.line.tickets.index(ticket)
         ticket.job = replace(ticket.job, lengths=lengths)
         if self._late:
             ticket.key = order_key(ticket, self.rule)
-            self._line.resort()
-            self.hindsight.moved(self._line.tickets, before, ticket, self._lanes)
+            self.line.resort()
+            self.hindsight.moved(self.line.tickets, before, ticket, self._lanes)
         return self._go_on(now_s)
 
     # -- the line
 
     def _join(self, ticket: Ticket, now_s: float) -> None:
-        job, line = ticket.job, self._line
+        job, line = ticket.job, self.line
         ticket.key = order_key(ticket, self.rule) if self._late else job.arrival_s
         if job.deadline_s < NEVER:
             line.knows_slo = True
@@ -239,14 +239,14 @@ class Desk:
         if not cause:
             try:
                 for ticket, lane, hit_tokens, ttft_s in walk(self._in_order(now_s), self._lanes, self.rule, now_s):
-                    tier, second_s = self._line.remove(ticket, now_s, sent=True)
+                    tier, second_s = self.line.remove(ticket, now_s, sent=True)
                     sent = self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
                     actions.append(told(sent, tier, second_s) if second_s or tier != 1 else sent)
             except UntrustedError as error:
                 cause = str(error)
         if cause:
             actions += self._fall_back(cause, now_s)
-        elif self._line:
+        elif self.line:
             self._reorder()
             self.due_s = opens_s(self._lanes, self.rule, now_s)
         if fresh is not None and fresh.view is None:
@@ -254,7 +254,7 @@ class Desk:
         return actions
 
     def _in_order(self, now_s: float) -> Sequence[Ticket]:
-        line = self._line
+        line = self.line
         if line.plain:
             return line.tickets
         if self._late and not any(lane.opened for lane in self._lanes):
@@ -280,21 +280,21 @@ class Desk:
     def _reorder(self) -> None:
         """Hits change while jobs wait, and their places with them."""
         changed = False
-        for ticket in self._line.tickets[:WALK]:
+        for ticket in self.line.tickets[:WALK]:
             if ticket.job.prefix:
                 key = order_key(ticket, self.rule)
                 changed = changed or key != ticket.key
                 ticket.key = key
         if changed:
-            self._line.resort()
+            self.line.resort()
 
     def _fall_back(self, cause: str, now_s: float) -> list[Action]:
         """Nothing is held back by a prediction that cannot be used."""
         actions: list[Action] = []
-        for ticket in list(self._line.tickets):
+        for ticket in list(self.line.tickets):
             views = self._open_views(ticket, now_s)
             if views:
-                tier, second_s = self._line.remove(ticket, now_s, sent=True)
+                tier, second_s = self.line.remove(ticket, now_s, sent=True)
                 actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
         return actions
 
@@ -304,7 +304,7 @@ class Desk:
         for ticket in self._in_order(now_s)[:WALK]:
             action = self._try(ticket, now_s)
             if action is not None:
-                ticket.tier, ticket.second_s = self._line.remove(ticket, now_s, sent=True)
+                ticket.tier, ticket.second_s = self.line.remove(ticket, now_s, sent=True)
                 actions.append(told(action, ticket.tier, ticket.second_s))
         return actions
 

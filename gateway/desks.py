@@ -269,7 +269,7 @@ class Desks:
                 placement.sent_by_desk(replica, action)
             else:
                 assert station.client is not None
-                placement.probes()
+                placement.account.probe_s -= self._plane.now()
                 station.client.ask(action.names, action.job, partial(self._probed, station, action.job), action.tier)
         if station.desk.waiting or station.timer is not None:
             self._arm(station)
@@ -277,7 +277,7 @@ class Desks:
     def _probed(self, station: Station, job: Job, replies: Mapping[str, ProbeReply | None]) -> None:
         placement = self._placements.get(job.id)
         if placement is not None:
-            placement.probed()
+            placement.account.probe_s += self._plane.now()
             self._refresh(station)
             self._carry_out(station, station.desk.probed(job.id, replies, self._plane.now()))
 

@@ -216,6 +216,17 @@ class Line:
             self.shared_tokens[tier - 1] += tokens
         return tier
 
+    def standing(self, job_id: str, now_s: float) -> tuple[int, int, float]:
+        """Of one who waits: how many stood before it when the order was last reckoned (-1: it is not here), its tier, and
+        its seconds in tier 2."""
+        order = self._list if self._order is None else self._order
+        ahead = next((place for place, ticket in enumerate(order) if ticket.job.id == job_id), -1)
+        held = self._held.get(job_id)
+        if held is None:
+            return ahead, 2 if self._held else 1, 0.0
+        held.look(now_s)
+        return ahead, held.tier, held.second_s
+
     # -- the order
 
     def in_order(self, now_s: float, ahead_s: float = 0.0, replicas: int = 1) -> Sequence[Ticket]:

@@ -27,9 +27,9 @@ def answer(local: LocalRoute, fleet: Fleet, aliases: Mapping[str, str], draining
 
 
 def request_answer(name: str, record: dict[str, object] | None) -> Answered:
-    """Of GET /v1/requests/ID: what is kept of a finished request of that key."""
+    """Of GET /v1/requests/ID: what is known of a request of that key, under way or finished."""
     if record is None:
-        refusal = Refusal(404, "request_not_found", f"No finished request {name[:100]!r} of this key is known here.")
+        refusal = Refusal(404, "request_not_found", f"No request {name[:100]!r} of this key is known here.")
         return refusal.status, refusal.headers, refusal.body("other")
     return 200, _JSON, orjson.dumps(record)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 POISON_BACKENDS = 2
 NEVER = float("inf")
+NOWHERE = (-1, 1, 0.0)
 
 
 class Seeker(Protocol):
@@ -64,9 +65,24 @@ class Placement:
         self._plane = plane
         self._seeker = seeker
         self._ask = ask
-        self._kind = kind
-        self._stream = stream
+        self._kind, self._stream = kind, stream
         self._due_s = due_s
+        plane.underway.begun(seeker.account.request_id, self)
+
+    @property
+    def account(self) -> Account:
+        """The request's."""
+        return self._seeker.account
+
+    def whereabouts(self, now_s: float) -> tuple[str, tuple[int, int, float]]:
+        """Where the request is (tag, queue, probe, connect, engine), and its standing in the line (see Line)."""
+        station, job = self.station, self._job
+        if self.replica is not None:
+            return "engine" if self.account.begun else "connect", NOWHERE
+        if station is None or job is None:
+            return "queue", NOWHERE
+        stage = "probe" if station.desk.asks(job.id) else "queue" if self._waiting else "tag"
+        return stage, station.desk.line.standing(job.id, now_s)
 
     def avoid_droppers(self, body_hash: int) -> None:
         """The poison rule: a body that made several backends drop the connection is not tried on more of them, and
@@ -353,14 +369,6 @@ class Placement:
             self._stalled = stalled
             self._plane.fleet.stalled(self.replica, stalled, self._plane.now())
 
-    def probes(self) -> None:
-        """Sidecars are asked for it."""
-        self._seeker.account.probe_s -= self._plane.now()
-
-    def probed(self) -> None:
-        """They have answered, or are waited for no longer."""
-        self._seeker.account.probe_s += self._plane.now()
-
     def _leave(self, complete: bool = False) -> None:
         self.stalled(False)
         replica, self.replica = self.replica, None
@@ -377,23 +385,16 @@ class Placement:
 
     def stop(self, complete: bool) -> None:
         """The request is over: out of the line, out of the replica's count."""
+        plane, account = self._plane, self._seeker.account
         self._over = True
+        plane.underway.over(account.request_id, self)
         if self._waiting:
             assert self._ask is not None
             self._waiting = False
             if self.station is not None and self._job is not None:
-                self._plane.desks.ended(self.station, self._job, complete=False)
+                plane.desks.ended(self.station, self._job, complete=False)
             else:
-                self._plane.line.remove(self._ask.model, self)
-        if self._counted:
-            self._tell_length(complete)
+                plane.line.remove(self._ask.model, self)
+        if self._counted and self.watched is not None:
+            plane.desks.tagging.over(self.watched, account, complete, self._max_tokens)
         self._leave(complete)
-
-    def _tell_length(self, complete: bool) -> None:
-        """How long the answer was; of one that was cut off, that it would have been longer."""
-        account = self._seeker.account
-        tokens = account.output_tokens if account.output_tokens >= 0 else account.events
-        gone = account.end == "client_gone"
-        if self.watched is not None and (complete or gone):
-            truncated = gone or account.truncated or 0 < self._max_tokens <= tokens
-            self._plane.desks.tagging.ended(self.watched, tokens, truncated)

@@ -37,6 +37,7 @@ from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_c
 from gateway.relay.requests import RequestHead
 from gateway.signals import RequestIds
 from gateway.slo import ClassBook
+from gateway.underway import Underway
 from predictor.hosts import host_profiles
 
 FLUSH_S = 1.0
@@ -85,6 +86,7 @@ class DataPlane:
         self.metrics = RequestMetrics(config.limits.model_labels)
         self.promises = PromiseMetrics()
         self.records = Records(config.slo.records)
+        self.underway = Underway(self)
         self.classes = ClassBook(config.classes)
         self.has_classes = bool(config.classes)
         self.request_heads: HeadStore[RequestHead] = HeadStore()
@@ -242,7 +244,8 @@ class DataPlane:
     def local_answer(self, local: LocalRoute, owner: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """(status, headers, body) of a route that the gateway answers itself, to a key with that hash."""
         if local.what == "request":
-            return own_pages.request_answer(local.argument, self.records.find(local.argument, owner))
+            name = local.argument
+            return own_pages.request_answer(name, self.underway.find(name, owner) or self.records.find(name, owner))
         return own_pages.answer(local, self.fleet, self._aliases, self.draining)
 
     # -- what exchanges ask
@@ -290,10 +293,11 @@ class DataPlane:
         if not self.held:
             self.deadlines.discard(self._tick)
 
-    def drain_wait_s(self, model: str) -> int:
-        """What a refusal's Retry-After says: until the line has drained at the present rate."""
+    def drain_wait_s(self, model: str, ahead: int = -1) -> int:
+        """What a refusal's Retry-After says: until the line, or so many in it, has drained at the present rate."""
         now_s = self.now()
-        wait_s = self._drain_rate.retry_after_s(self.line.waiting(model) + self.desks.waiting_for(model), now_s)
+        ahead = ahead if ahead >= 0 else self.line.waiting(model) + self.desks.waiting_for(model)
+        wait_s = self._drain_rate.retry_after_s(ahead, now_s)
         if self.lodging.on and (expected_s := self.lodging.expected_s(model, now_s)):
             wait_s = max(wait_s, math.ceil(expected_s))
         return wait_s

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 
+from gateway.accounts import Account
 from gateway.config import ModelSpec
 from gateway.desk import Desk
 from gateway.jobs import Job
@@ -320,6 +321,13 @@ class Tagging:
         return True
 
     # -- at the end
+
+    def over(self, watched: Watched, account: Account, complete: bool, max_tokens: int) -> None:
+        """A request is over: how long its answer was; of one that was cut off, that it would have been longer."""
+        gone = account.end == "client_gone"
+        if complete or gone:
+            tokens = account.output_tokens if account.output_tokens >= 0 else account.events
+            self.ended(watched, tokens, gone or account.truncated or 0 < max_tokens <= tokens)
 
     def ended(self, watched: Watched, output_tokens: int, truncated: bool) -> None:
         """An answer ended after so many tokens, or was cut off there."""

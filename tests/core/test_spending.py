@@ -6,7 +6,7 @@ from gateway.accounts import Account, End
 from gateway.promise_metrics import HALF_LIFE, PromiseMetrics, Shares, jain, size_class
 from gateway.records import Records
 from gateway.slo import NEVER, Promise
-from gateway.spending import STAGES, kept, stages, told
+from gateway.spending import STAGES, SoFar, kept, stages, told, told_so_far
 
 PROMISE = Promise("chat", 1.0, 0.1, 20.0)
 
@@ -75,6 +75,40 @@ def test_attempts_that_did_not_run_are_told_apart() -> None:
 )
 def test_which_promises_were_kept(fields: dict[str, object], verdict: tuple[bool, ...]) -> None:
     assert kept(account(**fields)) == verdict  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "so_far", "stages_s"),
+    [
+        ({}, SoFar(11.0), {"queue_1": 0.9}),
+        ({}, SoFar(11.0, 3, 2, second_s=0.5), {"queue_1": 0.4, "queue_2": 0.5}),
+        ({}, SoFar(11.0, tag_s=0.9), {"tag": 0.9}),
+        ({"tag_s": 0.1}, SoFar(11.0, swap_s=0.6), {"tag": 0.1, "swap": 0.6, "queue_1": 0.2}),
+        ({"probe_s": -10.7}, SoFar(11.0), {"queue_1": 0.6, "probe": 0.3}),
+        ({"dispatched_s": 10.5}, SoFar(11.0), {"queue_1": 0.4, "connect": 0.5}),
+        ({"dispatched_s": 10.5, "sent_s": 10.6, "work_s": 0.1}, SoFar(11.0), {"engine_queue": 0.3, "prefill": 0.1}),
+        ({"dispatched_s": 10.5, "sent_s": 10.6, "first_byte_s": 10.8}, SoFar(11.0), {"prefill": 0.2, "decode": 0.2}),
+    ],
+)
+def test_the_stages_of_one_under_way_add_up_to_now(fields: dict[str, float], so_far: SoFar, stages_s: dict[str, float]) -> None:
+    one = account(**{"dispatched_s": -1.0, "sent_s": -1.0, "first_byte_s": -1.0, "finished_s": 0.0, "work_s": -1.0, **fields})
+    found = {name: round(value_s, 6) for name, value_s in stages(one, so_far)}
+    assert found.items() >= stages_s.items()
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_what_is_told_of_one_under_way() -> None:
+    one = account(dispatched_s=-1.0, sent_s=-1.0, first_byte_s=-1.0, finished_s=0.0, attempts=0, status=0)
+    record = told_so_far(one, "waiting", SoFar(10.8, 3, 2, second_s=0.5), 2.0)
+    assert (record["state"], record["ahead"], record["expected_start_ms"], record["end"]) == ("waiting", 3, 2000.0, None)
+    assert (record["duration_ms"], record["ttft_ms"], record["status"]) == (800.0, None, None)
+    slo = record["slo"]
+    assert isinstance(slo, dict)
+    assert (slo["budget_left_ms"], slo["tier"], slo["kept"]) == (200.0, 2, None)
+    runs = told_so_far(account(tier=1), "streaming", SoFar(12.0), None)
+    assert (runs["ahead"], runs["expected_start_ms"], runs["ttft_ms"]) == (None, None, 900.0)
+    assert isinstance(runs["slo"], dict)
+    assert runs["slo"]["budget_left_ms"] == 100.0, "as it was when the first token came"
 
 
 def test_what_is_told() -> None:

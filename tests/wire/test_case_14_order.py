@@ -76,7 +76,7 @@ def minute() -> tuple[list[Went], list[int]]:
         made = [one(rig, name, number, at_s, start_s) for number, (name, at_s) in enumerate(asked)]
         went.extend(await asyncio.gather(*made))
         ((_, desk),) = rig.app.plane.desks
-        shared.extend(desk._line.shared_tokens)
+        shared.extend(desk.line.shared_tokens)
 
     run(
         case,

@@ -45,7 +45,7 @@ def test_the_charge_is_corrected_when_the_answer_is_over(stream: bool) -> None:
         turns.release()
         await until(lambda: len(sent) == 2)
         ((_, desk),) = rig.app.plane.desks
-        tenants = desk._line.tenants
+        tenants = desk.line.tenants
         charged = tenants.spent(ONE)
         (charge,) = tenants._charges.values()
         assert charged == charge.prompt + 2 * charge.expected
