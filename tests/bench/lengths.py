@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("LEEWAY_CACHE", ".bench")) / "lengths")
     parser.add_argument("--no-minilm", action="store_true", help="leave the MiniLM baselines out (embedding takes minutes)")
     parser.add_argument("--quick", action="store_true", help="only the tagger's own rows: cold, after 30, and streams")
+    parser.add_argument("--encoder", action="store_true", help="the tagger's own rows with the shipped encoder, too")
     parser.add_argument("--parts", type=int, default=FOLDS, help=f"how many of the {FOLDS} parts of a trained row are asked")
     parser.add_argument("--only", help="only this trained row: llama8b, qwen72b, sharegpt_own, a source")
     args = parser.parse_args()
@@ -61,7 +62,7 @@ def main() -> None:
     if args.only is None:
         if not args.quick:
             _noise(rows, folder)
-        _live(rows, figures)
+        _live(rows, figures, encoder=args.encoder)
     _aims(figures)
     print(json.dumps({"eval": "length", **{key: value and round(value, 4) for key, value in figures.items()}}))
 
@@ -140,8 +141,8 @@ def _noise(rows: Table, folder: Path) -> None:
     print(table("noise: what even other answers to the same prompt tell", {f"{one.name[:43]}": one.scores for one in found}))
 
 
-def _live(rows: Table, figures: Figures) -> None:
-    told = live.Told()
+def _live(rows: Table, figures: Figures, *, encoder: bool) -> None:
+    told = live.Told(live.encoded if encoder else None)
     source = rows.of("source")
     held = [live.unseen(name, part, told.of(part)) for name in HELD_OUT for part in [rows.rows(source == name)]]
     live.show_unseen(held)

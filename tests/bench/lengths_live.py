@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.length import Guess, LengthTagger
+from gateway.tagger.shipped import Shipped
+from predictor.length import Guess, LayerReport, LengthTagger
 from predictor.lengths import UNKNOWN
+from predictor.tagger_text import encoder_text
 from predictor.trees import Trees
 from tests.bench.lengths_data import Table
 from tests.bench.lengths_scores import pinball, tau, within
@@ -47,6 +49,7 @@ class Stream:
     coverage_q10: float
     pinball: float
     pinball_running: float
+    encoder: LayerReport  # how it stands at the end
 
 
 class Told:
@@ -66,6 +69,13 @@ class Told:
             for number, guess in self._encode(table, numbers).items():
                 told[number]["encoder"] = guess
         return told
+
+
+def encoded(table: Table, numbers: np.ndarray) -> dict[int, Guess]:
+    """What the shipped encoder says, on one thread (2 ms each)."""
+    shipped = Shipped()
+    views = {int(number): table.prompts[number].view for number in numbers}
+    return {number: Guess(*shipped.of_text(encoder_text(view)), "encoder") for number, view in views.items()}
 
 
 def unseen(source: str, table: Table, told: dict[int, Guesses]) -> Unseen:
@@ -126,7 +136,8 @@ def stream(name: str, table: Table, told: dict[int, Guesses], *, drifting: bool 
     if drifting:
         order = order[np.argsort(table.of("source")[order], kind="stable")]
     rows = table.rows(order)
-    quantiles, running = _learnt(LengthTagger(), rows, told)
+    tagger = LengthTagger()
+    quantiles, running = _learnt(tagger, rows, told)
     truth, late = rows.logs, slice(min(1000, len(rows) // 2), None)
     hits = truth <= quantiles[:, 2]
     starts = range(0, max(1, len(rows) - COVERED_ROWS + 1), 100)
@@ -141,6 +152,7 @@ def stream(name: str, table: Table, told: dict[int, Guesses], *, drifting: bool 
         float((truth <= quantiles[:, 0]).mean()),
         pinball(truth, quantiles),
         pinball(truth, running),
+        next(layer for layer in tagger.report("model").layers if layer.name == "encoder"),
     )
 
 
@@ -162,3 +174,5 @@ def show_streams(found: list[Stream]) -> None:
         errors = f"{one.log_mae:7.3f} ({one.log_mae_running:.3f}) {one.tau:8.3f}"
         covered = f"{low:.3f}..{high:.3f}  {one.coverage_q10:.3f}"
         print(f"{one.name:34s}{one.rows:6d} {errors}        {covered}     {one.pinball:.3f} ({one.pinball_running:.3f})")
+        if one.encoder.answers:
+            print(f"{'':34s}encoder {one.encoder.why}")
