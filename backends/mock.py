@@ -105,6 +105,11 @@ class MockEngine:
         return self.serving.requests_seen
 
     @property
+    def seen_asleep(self) -> int:
+        """Of these, requests that came while it slept or was paused."""
+        return self.serving.seen_asleep
+
+    @property
     def refused(self) -> int:
         """Requests answered 503 because the queue was full."""
         return self.serving.refused

@@ -4,6 +4,7 @@ The dev routes exist only with `dev_mode`, as vLLM has them only with VLLM_SERVE
 engine holds new requests until it is woken or resumed.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -108,11 +109,13 @@ class ControlFace:
         level = _query_integer(http, "level", 1)
         await self._core.pause(_query_mode(http))
         self._asleep = _SLEEPERS if level > 0 else frozenset()
+        await asyncio.sleep(self._config.sleep_s)
         return json_answer({"status": "sleeping", "level": level})
 
     async def wake_up(self, http: web.Request) -> web.Response:
         """POST /wake_up?tags=: run again once weights and KV cache are both back; no tags means both."""
         tags = http.query.getall("tags", [])
+        await asyncio.sleep(self._config.wake_s)
         self._asleep -= frozenset(tags) or _SLEEPERS
         if not self._asleep:
             self._core.resume()

@@ -143,6 +143,7 @@ class Serving:
         self.config = config
         self.core = core
         self.requests_seen = 0
+        self.seen_asleep = 0
         self.refused = 0
         self.finished = 0
         self.aborted = 0
@@ -167,6 +168,7 @@ class Serving:
     def begin(self, http: web.Request, ask: Ask) -> Generation:
         """Start the sequences of a request; ApiError if the engine will not have it."""
         self.requests_seen += 1
+        self.seen_asleep += self.core.paused
         request_id = ask.hints.request_id or uuid.uuid4().hex
         self.recent.append(_seen(http, ask, request_id))
         model = self.check_model(ask.model)

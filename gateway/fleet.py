@@ -257,7 +257,8 @@ class Fleet:
             self._move(replica, "ready", "")
 
     def slept(self, replica: Replica, reason: str) -> None:
-        """Its model is off the device."""
+        """Its model is off the device. What went wrong before says nothing of how it comes back."""
+        replica.failures = 0
         if replica.state not in ("asleep", "draining"):
             self._move(replica, "asleep", reason)
         replica.reason = reason

@@ -28,6 +28,7 @@ BAR_FIRST_S, BAR_LAST_S = 5.0, 300.0
 HOPELESS = 2  # failures after the first one
 HOLD_PRIOR_S, START_PRIOR_S = 5.0, 0.5
 SLOTS = 64
+SOON_S = 0.2  # what comes, and is not there yet, needs so long at least
 DOWN_S = 60.0  # who is down is expected back by then
 
 Phase = Literal["in", "leaving", "out", "coming"]
@@ -184,9 +185,27 @@ class Lodging:
         coming = [lodger.ready_s - now_s for lodger in mine if lodger.phase == "coming"]
         planned = [step.ready_s - (now_s - self.planned_s) for step in self.plan.steps if step.model == model]
         if coming or planned:
-            return max(min([*coming, *planned]), 0.0)
-        barred_s = [max(self.barred_s(model, lodger.device, now_s), 0.0) for lodger in mine]
-        return min(barred_s) + min(self.load_s(lodger) for lodger in mine)
+            return max(min([*coming, *planned]), SOON_S)
+        return min(self._unplanned_s(lodger, now_s) for lodger in mine)
+
+    def _unplanned_s(self, lodger: Lodger, now_s: float) -> float:
+        """Were it brought now: who leaves for it soonest is let finish, and goes out."""
+        others = [
+            one for one in self.lodgers.values() if one.device == lodger.device and one.phase != "out" and one is not lodger
+        ]
+        device, free = self.device(lodger.device), 0.0
+        if device is not None:
+            free = device.memory_gb * GB - sum(self._taken(one) for one in others) - self._taken(lodger, 1.0)
+        leave_s = 0.0
+        for other in sorted(others, key=self._drain_s):
+            if free < 0 and other.moves and not self.pinned(other.model):
+                free += self._taken(other)
+                leave_s = max(leave_s, self._drain_s(other)) + self.move_s(other, "gpu", other.rest)
+        return max(self.barred_s(lodger.model, lodger.device, now_s), leave_s, 0.0) + self.load_s(lodger)
+
+    def _taken(self, lodger: Lodger, fraction: float | None = None) -> float:
+        spec = self.footprint(lodger.model)
+        return _footprint(spec).resident_bytes(lodger.fraction if fraction is None else fraction, float(spec.kv_tokens))
 
     def too_far_s(self, model: str, now_s: float, due_s: float) -> float:
         """Seconds until the model comes, where that is later than a request may begin; else 0. The request is turned away
@@ -216,7 +235,9 @@ class Lodging:
 
     def moved(self, model: str, now_s: float) -> None:
         """A lodger of this model came or went."""
-        absences = self._absences[model]
+        absences = self._absences.get(model)
+        if absences is None:
+            return  # the last backend of it was removed while it moved
         there = any(lodger.phase == "in" for lodger in self.lodgers.values() if lodger.model == model)
         if there and absences.since_s < NEVER:
             absences.closed.append((absences.since_s, now_s))
@@ -297,11 +318,10 @@ class Lodging:
     def view(self, waiters: Sequence[Waiter], now_s: float) -> Residency:
         """All that a plan is made from."""
         devices = tuple(Device(d.name, d.host, d.memory_gb * GB) for d in self.config.devices)
-        busy_s = {
-            lodger.device: max(lodger.ready_s - now_s, 0.2)
-            for lodger in self.lodgers.values()
-            if lodger.phase in ("coming", "leaving")
-        }
+        busy_s: dict[str, float] = {}
+        for lodger in self.lodgers.values():
+            if lodger.phase in ("coming", "leaving"):
+                busy_s[lodger.device] = max(lodger.ready_s - now_s, busy_s.get(lodger.device, 0.0), SOON_S)
         residents = tuple(self._resident(lodger, now_s) for lodger in self.lodgers.values() if lodger.phase in ("in", "coming"))
         tenants = tuple(self._tenant(model, waiters, now_s) for model in sorted(self._absences))
         ram = {d.name: d.ram_gb * GB for d in self.config.devices if d.ram_gb}
@@ -309,11 +329,15 @@ class Lodging:
 
     def _resident(self, lodger: Lodger, now_s: float) -> Resident:
         coming = lodger.phase == "coming"
-        hold_s = self.habits(lodger.model).hold_s
-        drain_s = hold_s * (0.6 + 0.35 * math.log(lodger.running + 1)) if lodger.running else 0.0
-        ready_s = max(lodger.ready_s - now_s, 0.2) if coming else 0.0 if lodger.usable else DOWN_S
+        drain_s = self._drain_s(lodger)
+        ready_s = max(lodger.ready_s - now_s, SOON_S) if coming else 0.0 if lodger.usable else DOWN_S
         since_s = 0.0 if coming else now_s - lodger.since_s
         return Resident(lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s)
+
+    def _drain_s(self, lodger: Lodger) -> float:
+        """Until its requests of now are over."""
+        hold_s = self.habits(lodger.model).hold_s
+        return hold_s * (0.6 + 0.35 * math.log(lodger.running + 1)) if lodger.running else 0.0
 
     def _tenant(self, model: str, waiters: Sequence[Waiter], now_s: float) -> Tenant:
         mine = [lodger for lodger in self.lodgers.values() if lodger.model == model]
@@ -336,7 +360,7 @@ class Lodging:
         stays = not any(lodger.moves for lodger in mine)
         return Tenant(
             model,
-            Footprint(spec.weight_gb * GB, spec.kv_kb_per_token * 1000, spec.layers, spec.overhead_gb * GB),
+            _footprint(spec),
             dict.fromkeys(hosts, service),
             demand,
             float(spec.kv_tokens),
@@ -363,6 +387,10 @@ class Lodging:
                 oldest_s = max(oldest_s, now_s - lodger.kept_s)
         waiting = tuple((count, step * SLACK_STEP_S) for step, count in sorted(groups.items()))
         return Demand(waiting, habits.rate_per_s(now_s), max(PATIENCE_S - habits.start_s, 0.0), oldest_s)
+
+
+def _footprint(spec: FootprintSpec) -> Footprint:
+    return Footprint(spec.weight_gb * GB, spec.kv_kb_per_token * 1000, spec.layers, spec.overhead_gb * GB)
 
 
 def _nothing() -> None:

@@ -133,7 +133,7 @@ def _stamped(_: object, method: str, event: dict[str, object]) -> dict[str, obje
 
 def access_fields(account: Account) -> dict[str, object]:
     """What the access line tells of a request."""
-    return {
+    fields: dict[str, object] = {
         "time": _stamp(),
         "level": "info",
         "event": "request",
@@ -154,3 +154,6 @@ def access_fields(account: Account) -> dict[str, object]:
         "queue_ms": int(account.queue_s * 1e5) / 100,
         "duration_ms": int((account.finished_s - account.arrived_s) * 1e5) / 100,
     }
+    if account.swap_s:
+        fields["swap_ms"] = int(account.swap_s * 1e5) / 100
+    return fields

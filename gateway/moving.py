@@ -66,12 +66,12 @@ class Move:
         predicted_s = sum(self._lodging.move_s(lodger, "gpu", lodger.rest) for lodger in leavers)
         if target is not None:
             predicted_s += self._lodging.load_s(target)
-        self._cut(leavers, predicted_s)
+        self._cut(leavers, target, predicted_s)
         problem = "" if keep else await self._drained(leavers)
         drained_s = plane.now() - began_s
         outcome: Outcome = "given up"
         if problem:
-            self._reopen(leavers)
+            self._reopen(leavers, target)
         else:
             problem = await self._swap(leavers, target, keep)
             outcome = "failed" if problem else "done"
@@ -87,12 +87,15 @@ class Move:
 
     # -- the leavers' requests
 
-    def _cut(self, leavers: Sequence[Lodger], predicted_s: float) -> None:
-        """No new requests for them."""
+    def _cut(self, leavers: Sequence[Lodger], target: Lodger | None, predicted_s: float) -> None:
+        """No new requests for them; from now on the target counts as on its way."""
         reason = f"makes room for {self._step.model}" if self._step.model else "asked to leave"
         now_s = self._plane.now()
+        ready_s = now_s + max(self._step.ready_s - self._step.cut_s, predicted_s)
+        if target is not None and target.phase == "out":
+            target.phase, target.ready_s = "coming", ready_s
         for lodger in leavers:
-            lodger.phase, lodger.ready_s = "leaving", now_s + self._step.ready_s - self._step.cut_s + predicted_s
+            lodger.phase, lodger.ready_s = "leaving", ready_s
             replica = self._replica(lodger)
             if replica is not None and replica.state in ("ready", "down", "starting"):
                 self._plane.fleet.cut(replica, reason)
@@ -109,8 +112,10 @@ class Move:
             await asyncio.sleep(DRAIN_LOOK_S)
         return ""
 
-    def _reopen(self, leavers: Sequence[Lodger]) -> None:
-        """They stay, if they have not left yet."""
+    def _reopen(self, leavers: Sequence[Lodger], target: Lodger | None) -> None:
+        """They stay, if they have not left yet, and the target where it is."""
+        if target is not None and target.phase == "coming":
+            target.phase = "out"
         for lodger in leavers:
             if lodger.phase == "leaving":
                 lodger.phase = "in"
@@ -133,7 +138,7 @@ class Move:
         except MoveError as error:
             if target is not None:
                 self._lodging.bar(target.model, target.device, str(error), self._plane.now())
-            self._reopen(leavers)
+            self._reopen(leavers, target)
             for lodger in gone:
                 try:
                     await self._into(lodger, lodger.fraction)
@@ -144,14 +149,13 @@ class Move:
 
     async def _out(self, lodger: Lodger, keep: bool) -> None:
         mover, fleet = self._movers[lodger.name], self._plane.fleet
-        began_s = self._plane.now()
         try:
-            await self._tried(lodger, lambda: mover.out(keep))
+            took_s = await self._tried(lodger, lambda: mover.out(keep))
         except MoveError as error:
             if await mover.where() != "gpu":
                 self._left(lodger, mover, str(error))
             raise
-        self._lodging.observe(lodger, "gpu", mover.home, self._plane.now() - began_s)
+        self._lodging.observe(lodger, "gpu", mover.home, took_s)
         replica = fleet.get(lodger.name)
         if keep and replica is not None and replica.in_flight:
             replica.paused, lodger.kept, lodger.kept_s = True, replica.in_flight, self._plane.now()
@@ -166,18 +170,17 @@ class Move:
 
     async def _into(self, lodger: Lodger, fraction: float) -> None:
         plane, mover, start = self._plane, self._movers[lodger.name], lodger.place
-        began_s = plane.now()
         replica = self._replica(lodger)
         if replica is not None and replica.state == "asleep":
             plane.fleet.coming(replica, "on its way")
-        lodger.phase, lodger.fraction, lodger.ready_s = "coming", fraction, began_s + self._lodging.load_s(lodger)
+        lodger.phase, lodger.fraction, lodger.ready_s = "coming", fraction, plane.now() + self._lodging.load_s(lodger)
         try:
-            await self._tried(lodger, lambda: mover.into(fraction))
+            took_s = await self._tried(lodger, lambda: mover.into(fraction))
         except MoveError as error:
             self._left(lodger, mover, str(error))
             raise
         now_s = plane.now()
-        self._lodging.observe(lodger, start, "gpu", now_s - began_s)
+        self._lodging.observe(lodger, start, "gpu", took_s)
         lodger.phase, lodger.place, lodger.since_s, lodger.kept = "in", "gpu", now_s, 0
         self._lodging.unbar(lodger.model, lodger.device)
         self._lodging.moved(lodger.model, now_s)
@@ -185,14 +188,17 @@ class Move:
             plane.fleet.awake(replica)
             self._watch(lodger.name)
 
-    async def _tried(self, lodger: Lodger, act: Callable[[], Awaitable[None]]) -> None:
-        """Raises the last attempt's MoveError."""
-        attempts = self._plane.config.swaps.attempts
-        for attempt in range(1, attempts + 1):
+    async def _tried(self, lodger: Lodger, act: Callable[[], Awaitable[None]]) -> float:
+        """The seconds of the attempt that worked: those before it tell nothing of how long a move takes. Raises the last
+        one's MoveError."""
+        attempt, attempts = 1, self._plane.config.swaps.attempts
+        while True:
+            began_s = self._plane.now()
             try:
                 await act()
-                return
+                return self._plane.now() - began_s
             except MoveError as error:
-                if attempt == attempts:
+                if attempt >= attempts:
                     raise
                 self._plane.logs.event("warning", "move tried again", backend=lodger.name, reason=str(error))
+            attempt += 1

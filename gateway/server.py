@@ -324,6 +324,8 @@ class DataPlane:
 
     def settled(self, account: Account) -> None:
         """A request has its end."""
+        if account.dispatched_s < 0 and self.lodging.on:
+            account.swap_s = self.lodging.waited_s(account.model, account.accepted_s, account.finished_s)
         self.metrics.record(account)
         self.logs.access(account)
         if account.model:

@@ -15,7 +15,7 @@ from backends.movers import mover_for
 from backends.moves import MoveError, Mover, MoverSpec
 from gateway.config import BackendSpec
 from gateway.fleet import Replica
-from gateway.lodging import SLOTS, Lodger, Waiter
+from gateway.lodging import SLOTS, STARVE_MARGIN, Lodger, Waiter
 from gateway.moving import Move, Moved
 from gateway.operator_errors import OperationError
 from gateway.residency import NEVER, Step, SwapPlan
@@ -60,6 +60,7 @@ class Swapper:
     def adopt(self) -> None:
         """The configuration changed."""
         self.start()
+        self._sync()
         self._nudged.set()
 
     async def close(self) -> None:
@@ -78,26 +79,46 @@ class Swapper:
         found = {r.name: r.spec for r in plane.fleet if r.spec.swap.device and lodging.device(r.spec.swap.device) is not None}
         if found == self._specs:
             return
-        for name in [name for name, spec in self._specs.items() if found.get(name) != spec]:
-            mover = self._movers.pop(name, None)
-            if mover is not None:
-                task = asyncio.create_task(mover.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
-        kept = {
-            lodger.name: lodger for lodger in lodging.lodgers.values() if found.get(lodger.name) == self._specs.get(lodger.name)
-        }
+        changed = {name for name, spec in self._specs.items() if name not in found or _way(found[name]) != _way(spec)}
+        for name in changed:
+            if self._holds(name):
+                found[name] = self._specs[name]  # as it was, until it is out
+            else:
+                self._let_go(name)
         lodgers: list[Lodger] = []
         for name, spec in found.items():
-            if name in kept:
-                lodgers.append(kept[name])
-            else:
-                lodgers += self._lodgers(spec)
+            mine = [lodger for lodger in lodging.lodgers.values() if _backend(lodger) == name and name in self._specs]
+            for lodger in mine:
+                lodger.slots = _slots(spec)
+            lodgers += mine if mine and (name not in changed or spec is self._specs[name]) else self._lodgers(spec)
         self._specs = found
         lodging.lodge(lodgers, plane.now())
 
+    def _holds(self, name: str) -> bool:
+        """Whether what changed of that backend has to wait: for the end of a move, or of its requests, which are let finish
+        before a process of ours ends."""
+        for lodger in self._plane.lodging.lodgers.values():
+            if _backend(lodger) != name or not lodger.moves:
+                continue
+            if lodger.device in self._moving:
+                return True
+            ours = self._specs[name].swap.way == "process" and self._replica(lodger) is not None
+            if ours and lodger.phase == "in":
+                self._carry_out(self._step_out(lodger), "its settings changed", by_hand=True)
+                return True
+        return False
+
+    def _let_go(self, name: str) -> None:
+        mover, replica = self._movers.pop(name, None), self._plane.fleet.get(name)
+        if mover is not None:
+            task = asyncio.create_task(mover.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        if replica is not None and not replica.spec.swap.device and replica.state in ("asleep", "swapping"):
+            self._plane.fleet.awake(replica)  # nobody moves it any more: it is what its probe says
+
     def _lodgers(self, spec: BackendSpec) -> Iterator[Lodger]:
-        swap, slots = spec.swap, min(spec.max_in_flight, spec.max_num_seqs or SLOTS)
+        swap, slots = spec.swap, _slots(spec)
         if swap.way == "none":
             for model in spec.models:
                 key = spec.name if len(spec.models) == 1 else f"{spec.name}:{model}"
@@ -115,7 +136,7 @@ class Swapper:
         yield Lodger(spec.name, model, swap.device, True, mover.home, mover.parts, mover.keeps, place=mover.home, slots=slots)
 
     def _replica(self, lodger: Lodger) -> Replica | None:
-        return self._plane.fleet.get(lodger.name.partition(":")[0])
+        return self._plane.fleet.get(_backend(lodger))
 
     async def _look_on(self) -> None:
         while True:
@@ -171,6 +192,7 @@ class Swapper:
 
     def _plan_once(self) -> None:
         plane, lodging = self._plane, self._plane.lodging
+        self._sync()
         self.see()
         if plane.config.swaps.mode == "auto":
             self._bring_back()
@@ -184,11 +206,17 @@ class Swapper:
         if plane.config.swaps.mode != "auto":
             return
         for step in found.steps:
-            if step.cut_s <= DUE_S and step.device not in self._moving:
+            if step.device not in self._moving and (step.cut_s <= DUE_S or self._starves(step, waiters)):
                 self._carry_out(step, why(step))
         for action in found.actions:
             if action.kind == "prefetch" and action.device not in self._moving:
                 self._prefetch(action.model, action.device)
+
+    def _starves(self, step: Step, waiters: Iterable[Waiter]) -> bool:
+        """Whether a moment when nobody is there, which may never come, is waited for no longer."""
+        since_s = min((waiter.since_s for waiter in waiters if waiter.model == step.model), default=NEVER)
+        left_s = self._plane.config.swaps.starve_s * STARVE_MARGIN - (step.ready_s - step.cut_s)
+        return step.mode == "idle" and self._plane.now() - since_s >= left_s
 
     def see(self) -> None:
         """Take in what the fleet knows of lodgers."""
@@ -197,6 +225,7 @@ class Swapper:
             if replica is not None:
                 lodger.running = replica.in_flight
                 lodger.usable = replica.state != "down"
+                lodger.kept = min(lodger.kept, replica.in_flight)  # clients may have left
 
     def waiters(self) -> list[Waiter]:
         """Requests that wait for any model, and those turned away that will come again."""
@@ -293,11 +322,14 @@ class Swapper:
         self._known(model)
         for lodger in self._plane.lodging.lodgers.values():
             if lodger.model == model and lodger.phase == "in" and lodger.moves and device in ("", lodger.device):
-                seconds = self._plane.lodging.move_s(lodger, "gpu", lodger.rest)
-                step = Step(lodger.device, "", 1.0, (model,), "drain", 0.0, seconds, NEVER, seconds)
+                step = self._step_out(lodger)
                 self._begin(step, dry_run)
                 return step
         raise OperationError(409, "not_loaded", f"{model!r} lies on no such device, or cannot leave it.")
+
+    def _step_out(self, lodger: Lodger) -> Step:
+        seconds = self._plane.lodging.move_s(lodger, "gpu", lodger.rest)
+        return Step(lodger.device, "", 1.0, (lodger.model,), "drain", 0.0, seconds, NEVER, seconds)
 
     def pin(self, model: str, pinned: bool | None) -> None:
         """Pin it where it is, let it go, or (None) as the file says. Raises OperationError."""
@@ -336,3 +368,18 @@ class Swapper:
         if not states:
             return None
         return replace(min(states, key=lambda state: state.cost_s).steps[-1], cut_s=0.0)
+
+
+def _backend(lodger: Lodger) -> str:
+    """The name of its backend."""
+    return lodger.name.partition(":")[0]
+
+
+def _slots(spec: BackendSpec) -> int:
+    """Requests at once."""
+    return min(spec.max_in_flight, spec.max_num_seqs or SLOTS)
+
+
+def _way(spec: BackendSpec) -> tuple[object, ...]:
+    """What its mover is made from: other settings change without a move."""
+    return spec.url, spec.models, spec.swap, spec.api_key
