@@ -111,6 +111,7 @@ class Engines:
             mirror = replica.mirror = Mirror(steps, limits, learns=True, common=common)
             mirror.take_pace()
             self.fresh.append(mirror)
+        mirror.scheduling = replica.scheduling
         self._known[replica.name] = replica
         if self._earlier and replica.state == "ready":  # before that its identity is not known
             self._recall(replica, mirror)

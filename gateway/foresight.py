@@ -2,15 +2,18 @@
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from math import exp
 
+from backends.priorities import ORDERED
 from gateway.jobs import Job
 from gateway.views import View
 from predictor.forecast import Forecast
 from predictor.mirror import Mirror
 from predictor.picture import counted
+from predictor.places import Comer, Places, Queueing
 from predictor.request import Estimate, Request
-from predictor.snapshot import ProbeReply
+from predictor.snapshot import ProbeReply, Resident, Snapshot
 
 PACE_STEP = 0.01  # a smaller change of pace is not worth new coefficients
 
@@ -27,10 +30,13 @@ class Foresight:
         mirror = view.mirror
         if mirror is None:
             return None
-        forecast = self._forecast(view.name, mirror)
-        forecast.load(mirror.snapshot(now_s))
+        forecast, snapshot, place = self._forecast(view.name, mirror), mirror.snapshot(now_s), -1
+        hit_tokens = mirror.hit_tokens(job)
+        if snapshot.waiting and mirror.scheduling in ORDERED:
+            snapshot, place = placed(job, hit_tokens, mirror, snapshot, now_s)
+        forecast.load(snapshot)
         request = Request(job.id, job.prompt_tokens, job.lengths.q50, job.arrival_s)
-        return forecast.reply(request, hit_tokens=mirror.hit_tokens(job))
+        return forecast.reply(request, hit_tokens=hit_tokens, place=place)
 
     @staticmethod
     def counts(view: View, now_s: float) -> ProbeReply | None:
@@ -56,6 +62,21 @@ class Foresight:
             forecast.tune(mirror.profile.scaled(mirror.pace))
         forecast.spread = exp(mirror.error)
         return forecast
+
+
+def placed(job: Job, hit_tokens: int, mirror: Mirror, snapshot: Snapshot, now_s: float) -> tuple[Snapshot, int]:
+    """The engine's queue in its order if the job came, and how many stand before that, where deadlines decide."""
+    seats = {seat.id: seat for seat in mirror.seats}
+    queueing = Queueing("leeway") if mirror.scheduling == "leeway" else Queueing("priority")
+    places = Places(queueing, replace(snapshot, waiting=()))
+    for who in snapshot.waiting:
+        seat = seats[who.id]
+        alone_s = mirror.work_s(seat.prompt_tokens, seat.hit_tokens)
+        places.join(Comer(who, seat.arrival_s, seat.deadline_s, alone_s=alone_s))
+    me = Resident(job.id, job.prompt_tokens, hit_tokens, 0, job.lengths.q50)
+    alone_s = mirror.work_s(job.prompt_tokens, hit_tokens)
+    order, place = places.place(Comer(me, job.arrival_s, job.deadline_s, alone_s=alone_s), now_s)
+    return places.arranged(order), place
 
 
 class OwnDispatches:

@@ -13,7 +13,7 @@ from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import LengthEstimate
-from predictor.seats import REPAIR_TOKENS, Demand, Mark, Progress, Seat, Sight
+from predictor.seats import REPAIR_TOKENS, Demand, Mark, Progress, Seat, Sent, Sight
 from predictor.snapshot import Snapshot
 from predictor.stepclock import StepClock
 
@@ -55,6 +55,7 @@ class Mirror:
         self.room = limits.max_num_batched_tokens
         self.overdue_s = 0.0
         self.heard_s = 0.0
+        self.scheduling = ""  # how the engine orders its queue, as far as it is known
         self.foreign = 0  # requests that others sent there, as far as the engine's own figures show them
         self.foreign_tokens = 0
         self._sight = sight
@@ -81,7 +82,7 @@ class Mirror:
 
     # -- events
 
-    def dispatched(self, demand: Demand, hit_tokens: int, now_s: float, progress: Progress | None = None) -> float:
+    def dispatched(self, demand: Sent, hit_tokens: int, now_s: float, progress: Progress | None = None) -> float:
         """It goes there now. Gives the predicted seconds to its first token."""
         self.look(now_s)
         seat = Seat(demand, hit_tokens, now_s, progress)

@@ -161,13 +161,13 @@ class Oracle:
             self._step_s = forecast.profile.step_s(step.prefill_tokens, step.decode_seqs, step.kv_tokens, step.pairs)
         pending = self.reservations.pending()
         self._hit_tokens = {one.id: self._hit_tokens.get(one.id, 0) for one in pending}
-        snapshot = sighting.snapshot
+        snapshot = replace(sighting.snapshot, step_ends_s=0.0)
         if sighting.queueing is None or not ask.asked_s:  # an asker without a clock gets the place of its arrival
             reserved = tuple(
                 Resident(one.id, one.prompt_tokens, self._hit_tokens[one.id], 0, one.lengths.q50) for one in pending
             )
             self._places = None
-            forecast.load(replace(snapshot, waiting=(*snapshot.waiting, *reserved), step_ends_s=0.0))
+            forecast.load(replace(snapshot, waiting=(*snapshot.waiting, *reserved)) if reserved else snapshot)
             return
         self._places = Places(sighting.queueing, snapshot)
         for one in pending:

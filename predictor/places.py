@@ -123,7 +123,7 @@ class Places:
 
     def arranged(self, order: Sequence[int]) -> Snapshot:
         """The state with the queue in that order."""
-        return replace(self._snapshot, waiting=tuple([self._everybody[who] for who in order]), step_ends_s=0.0)
+        return replace(self._snapshot, waiting=tuple([self._everybody[who] for who in order]))
 
     # -- inside
 

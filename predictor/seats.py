@@ -67,16 +67,17 @@ class Mark:
 class Seat:
     """One request at an engine. `private_tokens` of its prompt lie in no shareable block; `starts_s` is when the first
     step that can include it begins, `due_s` when its first token was predicted as it was sent, `first_s` when it came
-    (below 0: not yet). Without a progress to read, its output is reckoned;
+    (below 0: not yet), `deadline_s` when it is promised. Without a progress to read, its output is reckoned;
     so is its first token where it does not stream: of one that does it will be told, and until then it is late."""
 
     __slots__ = (
-        "computed", "due_s", "expected", "first_s", "hit_tokens", "id", "prefix", "private_tokens", "progress", "prompt_tokens",
-        "reckoned", "sent_s", "starts_s", "streams",
+        "arrival_s", "computed", "deadline_s", "due_s", "expected", "first_s", "hit_tokens", "id", "prefix", "private_tokens",
+        "progress", "prompt_tokens", "reckoned", "sent_s", "starts_s", "streams",
     )  # fmt: skip
 
-    def __init__(self, demand: Demand, hit_tokens: int, now_s: float, progress: Progress | None) -> None:
+    def __init__(self, demand: Sent, hit_tokens: int, now_s: float, progress: Progress | None) -> None:
         self.id = demand.id
+        self.arrival_s, self.deadline_s = demand.arrival_s, demand.deadline_s
         self.prompt_tokens = demand.prompt_tokens
         self.computed = self.hit_tokens = min(hit_tokens, demand.prompt_tokens - 1)
         self.expected = demand.lengths.q50

@@ -88,6 +88,15 @@ def test_a_report_resizes_a_mirror_and_others_traffic_has_to_last() -> None:
     assert mirror.foreign == 0
 
 
+def test_how_an_engine_orders_its_queue_reaches_its_mirror_when_it_is_known() -> None:
+    engines, replica = Engines(), Replica(SPEC)
+    assert engines.mirror(replica).scheduling == ""
+    replica.identity = replace(replica.identity, scheduling="priority")
+    assert engines.mirror(replica).scheduling == "priority"
+    replica.spec = replace(SPEC, scheduling="leeway")
+    assert engines.mirror(replica).scheduling == "leeway"
+
+
 def test_changed_settings_reach_a_mirror_that_works() -> None:
     engines, replica = Engines(), Replica(SPEC)
     mirror = engines.mirror(replica)
