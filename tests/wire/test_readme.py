@@ -21,8 +21,10 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_configurations_load() -> None:
-    whole, budgets = [config_file.GatewaySettings(**tomllib.loads(text.replace("…", "0" * 64))) for text in blocks("toml")]
+    texts = [text.replace("…", "0" * 64) for text in blocks("toml")]
+    whole, budgets, swaps = [config_file.GatewaySettings(**tomllib.loads(text)) for text in texts]
     assert [backend.name for backend in whole.backends] == ["a", "b"]
+    assert {backend.swap.device for backend in swaps.backends} == {device.name for device in swaps.devices}
     assert [key.class_ for key in budgets.keys] == list(budgets.classes) == ["interactive"]
 
 
