@@ -74,6 +74,7 @@ MYPYC = [
     "predictor.prefix",
     "predictor.queues",
     "predictor.seats",
+    "predictor.step_budget",
     "predictor.share",
     "predictor.stepclock",
 ]

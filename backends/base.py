@@ -28,12 +28,13 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class EngineReport:
     """What an engine's /metrics tell of it: requests running and waiting (-1: not said), share of the KV in use (-1: not
-    said), KV blocks and tokens in each (0: not said)."""
+    said), KV blocks and tokens in each (0: not said); its steps by their tokens, as (bound, steps up to it) from its start."""
 
     requests: int = -1
     kv_usage: float = -1.0
     kv_blocks: int = 0
     block_size: int = 0
+    steps: tuple[tuple[float, float], ...] = ()
 
 
 class ProbeFailedError(Exception):

@@ -32,3 +32,17 @@ def labels_of(text: bytes, name: str, label: str) -> str:
         return ""
     value = re.search(rb"[{,]\s*" + re.escape(label.encode()) + rb'="([^"\\\n]{0,256})"', found[1])
     return value[1].decode(errors="replace") if value else ""
+
+
+def histogram(text: bytes, name: str) -> tuple[tuple[float, float], ...]:
+    """(upper bound, count up to it) of a histogram, ascending, its series added up; empty where it is not there."""
+    counts: dict[float, float] = {}
+    for found in _line(f"{name}_bucket").finditer(text[:TEXT_MAX]):
+        bound = re.search(rb'[{,]\s*le="([^"\\\n]{0,64})"', found[1] or b"")
+        try:
+            upper, count = float(bound[1]) if bound else math.nan, float(found[2])
+        except ValueError:
+            continue
+        if not math.isnan(upper) and math.isfinite(count):
+            counts[upper] = counts.get(upper, 0.0) + count
+    return tuple(sorted(counts.items()))

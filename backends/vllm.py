@@ -1,7 +1,7 @@
 """vLLM's OpenAI server (0.32): /health, /version, and one process that either generates or pools. Shell."""
 
 from backends.base import ControlHttp, EngineReport, Kind, ProbeFailedError
-from backends.metrics_text import labels_of, samples
+from backends.metrics_text import histogram, labels_of, samples
 from backends.openai import OpenAIAdapter, ok, told
 from backends.priorities import vllm_scheduling
 
@@ -53,4 +53,5 @@ def vllm_report(text: bytes) -> EngineReport | None:
     usage = samples(text, "vllm:kv_cache_usage_perc") or samples(text, "vllm:gpu_cache_usage_perc")
     sizes = [labels_of(text, "vllm:cache_config_info", name) for name in ("num_gpu_blocks", "block_size")]
     blocks, block_size = (int(size) if size.isdigit() else 0 for size in sizes)
-    return EngineReport(int(sum(running) + sum(waiting)), max(usage, default=-1.0), blocks, block_size)
+    steps = histogram(text, "vllm:iteration_tokens_total")
+    return EngineReport(int(sum(running) + sum(waiting)), max(usage, default=-1.0), blocks, block_size, steps)

@@ -25,16 +25,19 @@ GUESSED_LIMITS = EngineLimits(262_144, 16, 1024, 2048, 131072)
 NOT_REPORTED = EngineReport()
 
 
-def believed(spec: BackendSpec, report: EngineReport, max_model_len: int) -> tuple[StepProfile, EngineLimits]:
-    """Step times and limits of a backend's engine. Raises ProfileError when its profile can't be used."""
+def believed(
+    spec: BackendSpec, report: EngineReport, max_model_len: int, step_tokens: int = 0
+) -> tuple[StepProfile, EngineLimits]:
+    """Step times and limits of a backend's engine; `step_tokens` is the budget of its steps as found out, 0 if it was not.
+    Raises ProfileError when its profile can't be used."""
     steps, limits = GUESSED_STEPS.scaled(1.0 / spec.weight), GUESSED_LIMITS
     if spec.profile:
         found = engine_profile(spec.profile)
         steps, limits = found.step, found.limits or limits
     kv_blocks = spec.kv_blocks or report.kv_blocks or limits.kv_blocks
     block_size = spec.block_size or report.block_size or limits.block_size
-    seqs = spec.max_num_seqs or limits.max_num_seqs
-    tokens = max(seqs, spec.max_num_batched_tokens or limits.max_num_batched_tokens)
+    seqs = spec.max_num_seqs or min(limits.max_num_seqs, step_tokens or limits.max_num_seqs)
+    tokens = max(seqs, spec.max_num_batched_tokens or step_tokens or limits.max_num_batched_tokens)
     length = min(max_model_len or limits.max_model_len, kv_blocks * block_size)
     limits = replace(
         limits,
@@ -147,14 +150,16 @@ class Engines:
         """Somebody learned something: those without enough lessons of their own go by all of them."""
         self.fresh = [mirror for mirror in self.fresh if mirror.take_pace()]
 
-    def reported(self, replica: Replica, report: EngineReport) -> None:
+    def reported(self, replica: Replica, report: EngineReport, now_s: float) -> None:
         """What the engine says of itself."""
         known = self._reports.get(replica.name, NOT_REPORTED)
         self._reports[replica.name] = report
         mirror = replica.mirror
         if mirror is None:
             return
-        if (known.kv_blocks, known.block_size) != (report.kv_blocks, report.block_size):
+        step_tokens = mirror.budget.tokens
+        found = mirror.budget.report(report.steps, now_s) != step_tokens
+        if found or (known.kv_blocks, known.block_size) != (report.kv_blocks, report.block_size):
             mirror.retune(*self._believed(replica))
         if report.requests >= 0:
             # A report is a moment old: what ended or came meanwhile is nobody else's traffic. That lasts.
@@ -179,7 +184,8 @@ class Engines:
     def _believed(self, replica: Replica) -> tuple[StepProfile, EngineLimits]:
         spec, report = replica.spec, self._reports.get(replica.name, NOT_REPORTED)
         try:
-            return believed(spec, report, replica.identity.max_model_len)
+            found = replica.mirror.budget.tokens if replica.mirror is not None else 0
+            return believed(spec, report, replica.identity.max_model_len, found)
         except (ProfileError, ValueError) as error:
             self.problems.append(f"{spec.name}: {error}")
             return GUESSED_STEPS, GUESSED_LIMITS

@@ -128,7 +128,7 @@ class Upkeep:
         except ProbeFailedError:
             return
         if report is not None and self._plane.fleet.get(replica.name) is replica:
-            self._plane.desks.engines.reported(replica, report)
+            self._plane.desks.engines.reported(replica, report, self._plane.now())
 
     @staticmethod
     def _named(replica: Replica, found: Identity) -> Identity:

@@ -15,6 +15,7 @@ from predictor.profile import EngineLimits, StepProfile
 from predictor.request import LengthEstimate
 from predictor.seats import REPAIR_TOKENS, Demand, Mark, Progress, Seat, Sent, Sight
 from predictor.snapshot import Snapshot
+from predictor.step_budget import StepBudget
 from predictor.stepclock import StepClock
 
 NEVER = float("inf")
@@ -61,6 +62,7 @@ class Mirror:
         self._sight = sight
         self._learns = learns
         self.learned = Pace()
+        self.budget = StepBudget()
         self._common = common
         self._window: Mark | None = None
         self._filled_s = 0.0
@@ -119,6 +121,7 @@ class Mirror:
         seat = self._seats.get(job_id)
         if seat is None or seat.first_s >= 0:
             return
+        self.budget.computed(seat.sent_s, seat.prompt_tokens - seat.hit_tokens)
         if self._learns and seat.progress is not None:
             self._saw_first(seat, now_s)
         in_turn = self._filling[0] is seat

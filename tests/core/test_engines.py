@@ -11,7 +11,9 @@ from backends.vllm import vllm_report
 from gateway.config import BackendSpec
 from gateway.engines import GUESSED_LIMITS, GUESSED_STEPS, NOT_REPORTED, Engines, believed
 from gateway.fleet import Replica
+from gateway.jobs import Job
 from predictor.profile import PRESETS
+from predictor.request import LengthEstimate
 
 SPEC = BackendSpec("a", "http://a")
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -26,6 +28,13 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="27500"
 
 def test_vllm_s_metrics() -> None:
     assert vllm_report(VLLM) == EngineReport(9, 0.25, 27500, 16)
+    steps = b"""vllm:iteration_tokens_total_bucket{engine="0",le="512.0",model_name="m"} 3.0
+vllm:iteration_tokens_total_bucket{engine="1",le="512.0",model_name="m"} 4.0
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"} 8.0
+vllm:iteration_tokens_total_bucket{engine="0",le="oops"} 8.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 99.0
+"""
+    assert vllm_report(VLLM + steps) == EngineReport(9, 0.25, 27500, 16, ((512.0, 7.0), (float("inf"), 8.0)))
     assert vllm_report(b"process_cpu_seconds_total 5\n") is None
     assert vllm_report(VLLM.replace(b'"27500"', b'"None"')) == EngineReport(9, 0.25, 0, 16)
 
@@ -81,10 +90,10 @@ def test_a_report_resizes_a_mirror_and_others_traffic_has_to_last() -> None:
     assert engines.mirror(replica) is mirror
     report = EngineReport(5, 0.5, 1000, 16)
     for expected in (0, 0, 5):
-        engines.reported(replica, report)
+        engines.reported(replica, report, 0.0)
         assert mirror.foreign == expected
     assert mirror.limits.kv_blocks == 1000
-    engines.reported(replica, replace(report, requests=0))
+    engines.reported(replica, replace(report, requests=0), 0.0)
     assert mirror.foreign == 0
 
 
@@ -104,3 +113,20 @@ def test_changed_settings_reach_a_mirror_that_works() -> None:
     assert engines.mirror(replica) is mirror
     assert mirror.profile == PRESETS["demo-fast"].profile
     assert mirror.limits.max_num_batched_tokens == 777
+
+
+def test_a_step_budget_that_was_found_out_reaches_the_mirror() -> None:
+    engines, replica = Engines(), Replica(SPEC)
+    mirror = engines.mirror(replica)
+    counted = 0
+    for number in range(5):
+        job = Job(f"j{number}", "m", 6000, LengthEstimate(4, 8, 16, "t"), 5.0 * number)
+        mirror.dispatched(job, 0, 5.0 * number + 1.0)
+        counted += 12  # steps of 500 tokens
+        mirror.first_token(job.id, 5.0 * number + 3.0)
+        mirror.finished(job.id, 5.0 * number + 4.0)
+        steps = ((256.0, 0.0), (512.0, float(counted)), (1024.0, float(counted)), (float("inf"), float(counted)))
+        engines.reported(replica, EngineReport(0, 0.0, 1000, 16, steps), 5.0 * number + 5.0)
+    assert (mirror.limits.max_num_batched_tokens, mirror.limits.max_num_seqs) == (512, 512)
+    _, limits = believed(replace(SPEC, max_num_batched_tokens=2048), NOT_REPORTED, 0, 512)
+    assert limits.max_num_batched_tokens == 2048, "settings win"
