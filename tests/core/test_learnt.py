@@ -10,6 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.base import Identity
+from gateway.config import BackendSpec
+from gateway.engines import Engines
+from gateway.fleet import Replica
 from predictor.cost import GB, PLACES, Place, SwapCosts
 from predictor.features import FEATURES, Cues
 from predictor.hosts import host_profiles
@@ -168,9 +172,47 @@ def test_swaps_of_a_host_that_is_another_now_are_refused() -> None:
     assert fresh.predict("m", 7 * GB, name, "disk", "gpu").seen == 0
 
 
+def replica(version: str = "1") -> Replica:
+    """An engine that was probed."""
+    made = Replica(BackendSpec("a", "http://a"))
+    made.identity, made.state = Identity("vllm", version, ("m",)), "ready"
+    return made
+
+
+def working() -> Engines:
+    engines, engine = Engines(), replica()
+    for _ in range(30):
+        engines.mirror(engine).learned.window(1.0, 8.0)
+    return engines
+
+
+def test_an_engine_that_comes_back_is_as_fast_as_it_was_and_another_one_is_not() -> None:
+    for version, factor in (("1", 8.0), ("2", 1.0)):
+        engines = Engines()
+        taken_over(working(), engines)
+        assert engines.mirror(replica(version)).pace == pytest.approx(factor, rel=0.2)
+
+
+def test_an_engine_is_recognised_once_it_was_probed_and_kept_until_it_comes() -> None:
+    engines, later = Engines(), Engines()
+    taken_over(working(), engines)
+    taken_over(engines, later)
+    engine = replica()
+    engine.identity, engine.state = Identity("auto"), "starting"
+    assert later.mirror(engine).pace == 1.0
+    engine.identity, engine.state = replica().identity, "ready"
+    assert later.mirror(engine).pace > 4.0
+    later.forget("a")
+    assert lines(later) == []
+
+
 # -- records of any other kind
 
-MADE: dict[str, Callable[[], Keeper]] = {"lengths": LengthTagger, "swaps": lambda: SwapCosts(HOSTS)}
+MADE: dict[str, Callable[[], Keeper]] = {
+    "lengths": LengthTagger,
+    "swaps": lambda: SwapCosts(HOSTS),
+    "engines": Engines,
+}
 junk: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(PLACES),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -179,8 +221,8 @@ junk: st.SearchStrategy[Any] = st.recursive(
 
 
 def whole(kind: str) -> list[bytes]:
-    if kind == "swaps":
-        return lines(swapped(3))
+    if kind != "lengths":
+        return lines(swapped(3) if kind == "swaps" else working())
     tagger = LengthTagger()
     learn(tagger, random.Random(1), 100)
     return lines(tagger)

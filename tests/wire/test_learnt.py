@@ -13,6 +13,8 @@ import pytest
 from gateway import learnt
 from gateway.config import Admin, GatewayConfig, ModelSpec, Tagger
 from gateway.learnt import HEAD, Learnt, file_of
+from gateway.swap_config import DeviceSpec
+from predictor.cost import GB
 from predictor.length import LengthTagger
 from predictor.lengths import UNKNOWN
 from tests.wire.kit import CANARY, CONFIG, INSTANT, Case, Rig, chat, run, until
@@ -74,6 +76,25 @@ def test_the_next_life_begins_with_what_was_learnt(tmp_path: Path) -> None:
     assert CANARY.encode() not in kept.read_bytes()
     live(second, told)
     assert [path.name for path in tmp_path.iterdir() if "learnt" in path.name] == ["state.db.learnt"]
+
+
+def test_what_swaps_took_is_known_in_the_next_life(tmp_path: Path) -> None:
+    told = replace(config(learnt_file=str(tmp_path / "learnt")), devices=(DeviceSpec("gpu0", 80.0),))
+
+    def seconds(rig: Rig) -> float:
+        return rig.app.plane.lodging.costs.predict("m", 8 * GB, "generic", "disk", "gpu").mean_s
+
+    async def first(rig: Rig) -> None:
+        assert seconds(rig) < 60.0
+        for _ in range(6):
+            rig.app.plane.lodging.costs.observe("m", 8 * GB, "generic", "disk", "gpu", 90.0)
+        assert seconds(rig) == pytest.approx(90.0, rel=0.2)
+
+    async def second(rig: Rig) -> None:
+        assert seconds(rig) == pytest.approx(90.0, rel=0.2)
+
+    live(first, told)
+    live(second, told)
 
 
 def test_nothing_is_kept_unless_there_is_a_place_for_it(tmp_path: Path) -> None:
