@@ -24,7 +24,7 @@ from gateway.swap_actions import plan, why
 from gateway.swaps import Planner
 from gateway.upkeep import Upkeep
 
-LOOK_S = 2.0
+LOOK_S, GLANCE_S = 2.0, 0.1
 DUE_S = 0.05  # a step so near is carried out now
 HISTORY = 64
 CONTROL_SLACK_S = 5.0
@@ -146,7 +146,17 @@ class Swapper:
                     await self._look_at(lodger)
             self._looked.set()
             self._nudged.set()
-            await asyncio.sleep(LOOK_S)
+            await self._glance(self._plane.now() + LOOK_S)
+
+    async def _glance(self, until_s: float) -> None:
+        """Return then, or as soon as a process of ours has ended unasked."""
+        lodging = self._plane.lodging
+        while self._plane.now() < until_s:
+            await asyncio.sleep(GLANCE_S)
+            for name, mover in self._movers.items():
+                lodger = lodging.lodgers.get(name)
+                if lodger is not None and lodger.phase == "in" and lodger.device not in self._moving and mover.died():
+                    return
 
     async def _look_at(self, lodger: Lodger) -> None:
         """Whether it is where it is believed to be; what others moved, or what crashed, is taken as it is."""
