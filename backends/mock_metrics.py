@@ -11,6 +11,7 @@ from backends.mock_core import EngineCore, Track
 _SECONDS_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _BUCKETS_TTFT = (*_SECONDS_SHORT, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _BUCKETS_ITL = (*_SECONDS_SHORT, 20.0, 40.0, 80.0)
+_BUCKETS_STEP = (1, *(2**power for power in range(3, 15)))
 _BUCKETS_REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
                     480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
 _LABELS = ("model_name", "engine")
@@ -39,6 +40,7 @@ class Metrics:
         self._tpot_s = self._histogram("request_time_per_output_token_seconds", _BUCKETS_ITL)
         self._e2e_s = self._histogram("e2e_request_latency_seconds", _BUCKETS_REQUEST)
         self._queue_s = self._histogram("request_queue_time_seconds", _BUCKETS_REQUEST)
+        self._step_tokens = self._histogram("iteration_tokens_total", _BUCKETS_STEP)
         self._cache_config(config)
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
@@ -69,6 +71,10 @@ class Metrics:
             self._itl_s.observe(gap_s)
         elif (ttft_s := track.timeline.ttft_s) is not None:
             self._ttft_s.observe(ttft_s)
+
+    def stepped(self, tokens: int) -> None:
+        """A step with so many tokens ended."""
+        self._step_tokens.observe(tokens)
 
     def preempted(self) -> None:
         """A sequence lost its blocks."""

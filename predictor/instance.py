@@ -43,6 +43,7 @@ class Instance:
         self._events: list[Event] = []
         self._decoding: list[Sequence] = []
         self._prefilling: list[tuple[Sequence, int]] = []
+        self.step_tokens = 0  # computed by the step in progress
         # Derived from `_running`: the decoders in its order, their ids, their context tokens, who needs a block next.
         self._decoders: list[Sequence] = []
         self._names: tuple[str, ...] = ()
@@ -151,10 +152,9 @@ class Instance:
         decoding = len(self._decoding)
         same = decoding == len(self._decoders)
         kv_tokens = self._context_tokens if same else sum(sequence.computed for sequence in self._decoding)
-        prefill_tokens, pairs = 0, 0.0
-        for sequence, tokens in self._prefilling:
-            prefill_tokens += tokens
-            pairs += tokens * (sequence.computed + 0.5 * tokens)
+        prefill_tokens = sum([tokens for _, tokens in self._prefilling])
+        pairs = sum([tokens * (sequence.computed + 0.5 * tokens) for sequence, tokens in self._prefilling])
+        self.step_tokens = prefill_tokens + decoding
         self._ends_at_s = now_s + self.profile.step_s(prefill_tokens, decoding, kv_tokens, pairs)
 
     def _compose_mixed(self, now_s: float) -> None:
