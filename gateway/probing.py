@@ -59,6 +59,7 @@ class _Round:
             self._client.at_hand = self
             done(self.replies)
             self._client.at_hand = None
+            self.body = b""  # the round itself is kept until its deadline
 
 
 class _Line(asyncio.Protocol):
