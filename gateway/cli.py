@@ -74,6 +74,7 @@ def demo(
     real: Annotated[
         bool, typer.Option("--real", help="vLLM on the CPU with a small real model (make engine installs it).")
     ] = False,
+    swaps: Annotated[bool, typer.Option("--swaps", help="Three models that share one simulated device.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Show the access log.")] = False,
     engine: Annotated[str, typer.Option(help="With --real: the engine's environment.")] = ".engine",
     models: Annotated[str, typer.Option(help="With --real: the folder of checkpoints.")] = ".models",
@@ -81,6 +82,11 @@ def demo(
     """Run a gateway with three simulated engines, and print what to try. No GPU, no model, no configuration."""
     from gateway import demo as demos
 
+    if swaps:
+        from gateway.demo_swaps import sharing
+
+        _run(sharing(data, control, log))
+        return
     if not real:
         _run(demos.simulated(data, control, log))
         return

@@ -7,6 +7,7 @@ what exists.
 import asyncio
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,7 +22,8 @@ REAL_NAME = "smollm2"
 READY_S = 300.0
 
 
-def _config(data: str, control: str, backends: tuple[BackendSpec, ...], log: bool) -> GatewayConfig:
+def demo_config(data: str, control: str, backends: tuple[BackendSpec, ...], log: bool) -> GatewayConfig:
+    """Of a demo's gateway: everybody may ask, the admin key is LEEWAY_ADMIN_KEY or a known one."""
     return GatewayConfig(
         listen=Listen(data=data, control=control),
         backends=backends,
@@ -53,11 +55,16 @@ async def _ready(app: App, count: int) -> None:
 
 
 async def _run(app: App, kinds: str, model: str, said: str) -> None:
+    await run_demo(app, lambda: _screen(app, kinds, model, said))
+
+
+async def run_demo(app: App, screen: Callable[[], str], ready: int = 0) -> None:
+    """Serve until a signal; once so many backends (0: all) are ready, print what to try."""
     await app.start()
     try:
         async with asyncio.timeout(READY_S):
-            await _ready(app, len(app.plane.fleet))
-        print(_screen(app, kinds, model, said), flush=True)
+            await _ready(app, ready or len(app.plane.fleet))
+        print(screen(), flush=True)
         await app.run_until_signal()
     finally:
         await app.close()
@@ -75,7 +82,7 @@ async def simulated(data: str, control: str, log: bool) -> None:
             await stack.enter_async_context(engine)
             specs.append(BackendSpec(name, engine.url, engine="vllm"))
         kinds = "sim-a sim-b (fast) sim-c (slow)      simulated: the timing is an engine's, the words are not a model's"
-        await _run(App(_config(data, control, tuple(specs), log)), kinds, "demo", "Tell me a story.")
+        await _run(App(demo_config(data, control, tuple(specs), log)), kinds, "demo", "Tell me a story.")
 
 
 async def real(data: str, control: str, log: bool, environment: str, models: str) -> None:
@@ -90,7 +97,7 @@ async def real(data: str, control: str, log: bool, environment: str, models: str
             await server.wait_ready(READY_S)
             specs = (BackendSpec("vllm-cpu", launch.url, engine="vllm"),)
             kinds = "vllm-cpu (SmolLM2-135M-Instruct)     a real, very small model"
-            await _run(App(_config(data, control, specs, log)), kinds, REAL_NAME, "What is the capital of France?")
+            await _run(App(demo_config(data, control, specs, log)), kinds, REAL_NAME, "What is the capital of France?")
         finally:
             await server.stop()
 
@@ -103,4 +110,4 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-__all__ = ["LocalVllmError", "real", "simulated"]
+__all__ = ["LocalVllmError", "demo_config", "real", "run_demo", "simulated"]

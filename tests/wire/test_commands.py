@@ -101,7 +101,7 @@ def test_schema_is_json_and_names_every_section() -> None:
 
 def test_help_names_the_commands() -> None:
     said = gateway("--help").stdout
-    for command in ("serve", "check", "schema", "demo", "mock", "backends"):
+    for command in ("serve", "check", "schema", "demo", "mock", "backends", "plan"):
         assert command in said
 
 
@@ -132,6 +132,32 @@ def test_the_demo_prints_a_curl_line_that_streams_an_answer() -> None:
         refused = gateway("backends", "--control", f"http://127.0.0.1:{control}", "--admin-key", "wrong")
         assert refused.returncode == 1
         assert "401" in refused.stderr
+
+
+def test_the_demo_of_swaps_does_what_it_prints() -> None:
+    data, control = free_port(), free_port()
+    where = ("--data", f"127.0.0.1:{data}", "--control", f"127.0.0.1:{control}")
+    with running("demo", "--swaps", *where, until="Ctrl-C") as said:
+        look = re.search(r"gateway (plan .*)", said)
+        assert look is not None, said
+        before = gateway(*look[1].split())
+        assert before.returncode == 0, before.stderr
+        assert "tiny (6 GB), writer (16 GB)" in before.stdout
+        assert "Nothing is to be moved." in before.stdout
+        asked = re.search(r"curl -N (\S+) -H '([\w-]+): (\w+)' .*-d '(\{.*\})'", said)
+        assert asked is not None, said
+        headers = {"content-type": "application/json", asked[2]: asked[3]}
+        request = urllib.request.Request(asked[1], asked[4].encode(), headers)
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            events = answer.read().split(b"\n\n")
+        assert b"expected_start_ms" in events[0]
+        assert events[-2] == b"data: [DONE]"
+        after = json.loads(gateway(*look[1].split(), "--json").stdout)
+        assert [(step["model"], step["outcome"]) for step in after["history"]] == [("coder", "done")]
+        assert {model["model"]: model["expected_start_s"] == 0 for model in after["models"]}["coder"]
+    refused = gateway(*look[1].split())
+    assert refused.returncode == 1
+    assert "cannot be asked" in refused.stderr
 
 
 def test_serve_with_a_key_file_keeps_the_key_it_made(tmp_path: Path) -> None:
