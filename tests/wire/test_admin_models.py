@@ -223,8 +223,13 @@ def test_who_waits_is_told_when_the_model_is_expected() -> None:
         told = json.loads(seen.partition(b"data: ")[2].partition(b"\n")[0])
         assert (told["state"], told["waiting"]) == ("waiting", 1)
         assert 0 < told["expected_start_ms"] <= told["expected_wait_ms"]
+        record = (await rig.ask(path=f"/v1/requests/{told['id']}", method="GET")).json
+        assert record["state"] == "waiting"
+        assert 0 < record["expected_start_ms"] <= told["expected_wait_ms"]
         answer = await peer.answer()
         assert (answer.status, answer.whole, b"[DONE]" in answer.body) == (200, True, True)
+        record = (await rig.ask(path=f"/v1/requests/{told['id']}", method="GET")).json
+        assert record["spent_ms"]["swap"] >= 1500, "half a second to sleep, one to wake"
 
     share(case)
 
