@@ -14,7 +14,10 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
 from vllm.utils.func_utils import supports_kw
+from vllm.v1.kv_offload.base import Medium
+from vllm.v1.kv_offload.tiering import manager as tiering
 
 import backends.vllm_kv as ours
 from tests.engine.in_engine import run_cases
@@ -131,6 +134,19 @@ def lmcache_takes_none_and_no_part() -> None:
     assert "num_external_tokens > 0" in ast.unparse(several)
 
 
+def an_empty_list_of_tiers_forbids_those_below_the_host() -> None:
+    """What the gateway sends when a restore does not fit (`kv_load_tiers: []`), read by vLLM's own code."""
+    for params, allowed in (({"kv_load_tiers": []}, False), (None, True), ({}, True)):
+        asked = SimpleNamespace(request_id="r", kv_transfer_params=params, kv_hints=None)
+        found = offloading._create_req_context(asked).load_tier_filter
+        assert [found.allows(medium, None) for medium in (None, *Medium)] == [allowed] * (1 + len(Medium)), params
+    asks = [node for node in ast.walk(ast.parse(inspect.getsource(tiering))) if isinstance(node, ast.For)]
+    filtered = [node for node in asks if "load_tier_filter.allows" in ast.unparse(node)]
+    assert [ast.unparse(node.iter) for node in filtered] == ["enumerate(self.secondary_tiers)"], (
+        "the host's memory is not asked"
+    )
+
+
 def _method(path: Path, owner: str, name: str) -> ast.FunctionDef:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef) and node.name == owner:
@@ -148,6 +164,7 @@ CASES = [
     what_is_not_known_yet_stays_so,
     the_worker_s_half_decides_nothing,
     lmcache_takes_none_and_no_part,
+    an_empty_list_of_tiers_forbids_those_below_the_host,
 ]
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 Runs in the engine's environment, where the wheel lies without its CUDA dependencies: only the file with the pydantic
 models is loaded, with the one helper that it imports stood in for. Timing and text mean nothing here; fields do.
-usage: sglang_stub.py PORT [generate|embed]
+The header overrides are applied by the wheel's own function, and `/order` sorts what was seen by the wheel's own rule.
+usage: sglang_stub.py PORT [generate|embed|priority|priority-low-first]
 """
 
+import ast
 import importlib.util
 import json
 import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -21,28 +24,57 @@ from pydantic import BaseModel, ValidationError
 MODEL = "sglang-stub"
 
 
-def load_models() -> Any:
-    """The wheel's own module of request models, without importing the rest of the package."""
+def _wheel() -> Path:
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     assert spec.submodule_search_locations
-    path = Path(spec.submodule_search_locations[0]) / "srt" / "entrypoints" / "openai" / "protocol.py"
+    return Path(spec.submodule_search_locations[0])
+
+
+WHEEL = _wheel()
+
+
+def load_models() -> Any:
+    """The wheel's own module of request models, without importing the rest of the package."""
     helper = types.ModuleType("sglang.utils")
     helper.convert_json_schema_to_str = lambda schema: schema if isinstance(schema, str) else json.dumps(schema)  # type: ignore[attr-defined]
     sys.modules["sglang"] = types.ModuleType("sglang")
     sys.modules["sglang.utils"] = helper
-    loaded = importlib.util.spec_from_file_location("sglang_models", path)
+    return _load("sglang_models", WHEEL / "srt" / "entrypoints" / "openai" / "protocol.py")
+
+
+def _load(name: str, path: Path) -> Any:
+    loaded = importlib.util.spec_from_file_location(name, path)
     assert loaded is not None
     assert loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
-    sys.modules["sglang_models"] = module
+    sys.modules[name] = module
     loaded.loader.exec_module(module)
     return module
 
 
+def queue_rule(low_first: bool) -> Any:
+    """How a list of waiting requests is sorted with `--enable-priority-scheduling`: the policy's own function and sign, cut
+    out of its source, since the module cannot be imported without a GPU's libraries."""
+    tree = ast.parse((WHEEL / "srt" / "managers" / "schedule_policy.py").read_text())
+    nodes = [*ast.walk(tree)]
+    rule = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "_sort_by_priority_and_fcfs")
+    rule.decorator_list, rule.returns = [], None
+    for argument in rule.args.args:
+        argument.annotation = None
+    sign = next(n.value for n in nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "self.priority_sign")
+    names: dict[str, Any] = {"schedule_low_priority_values_first": low_first}
+    exec(compile(ast.Module([rule], []), "schedule_policy", "exec"), names)
+    factor = eval(compile(ast.Expression(sign), "schedule_policy", "eval"), names)
+    return lambda waiting: names[rule.name](waiting, factor)
+
+
 models = load_models()
+overrides = _load("sglang_overrides", WHEEL / "srt" / "entrypoints" / "request_headers.py")
 app = FastAPI()
-generation = sys.argv[2:] != ["embed"]
+mode = sys.argv[2] if len(sys.argv) > 2 else "generate"
+generation = mode != "embed"
+low_first = mode == "priority-low-first"
 seen: list[dict[str, Any]] = []
 
 
@@ -58,7 +90,10 @@ async def model_info() -> dict[str, Any]:
 
 @app.get("/server_info")
 async def server_info() -> dict[str, Any]:
-    return {"version": version("sglang"), "internal_states": []}
+    told = {"version": version("sglang"), "internal_states": []}
+    if mode.startswith("priority"):
+        told |= {"enable_priority_scheduling": True, "schedule_low_priority_values_first": low_first}
+    return told
 
 
 @app.get("/v1/models")
@@ -72,11 +107,29 @@ async def requests_seen() -> list[dict[str, Any]]:
     return seen
 
 
+@app.get("/order")
+async def order() -> list[str]:
+    """For the test: the request ids of all that arrived, as the wheel's own rule would let them run."""
+    waiting = [
+        SimpleNamespace(
+            priority=one["priority"],
+            time_stats=SimpleNamespace(wait_queue_entry_time=number),
+            name=one["headers"]["x-request-id"],
+        )
+        for number, one in enumerate(seen)
+    ]
+    queue_rule(low_first)(waiting)
+    return [one.name for one in waiting]
+
+
 async def _read(request: Request, kind: type[BaseModel]) -> Any:
     body = await request.body()
     parsed = kind.model_validate_json(body)
     headers = {name: value for name, value in request.headers.items() if name.startswith("x-") or name == "authorization"}
-    seen.append({"path": request.url.path, "body": json.loads(body), "extra": parsed.model_extra or {}, "headers": headers})
+    overrides.apply_header_overrides(parsed, request.headers)
+    priority = getattr(parsed, "priority", None)
+    record = {"path": request.url.path, "body": json.loads(body), "extra": parsed.model_extra or {}, "headers": headers}
+    seen.append({**record, "priority": priority})
     return parsed
 
 

@@ -312,6 +312,24 @@ def test_what_travels_to_an_engine() -> None:
     run(case, config, backends=0, engines=(replace(INSTANT, models=("m",)),))
 
 
+@pytest.mark.parametrize(("restored_per_s", "forbidden"), [(0.0, False), (1e9, False), (0.01, True)])
+def test_a_deep_restore_that_does_not_fit_is_forbidden(restored_per_s: float, forbidden: bool) -> None:
+    async def case(rig: Rig) -> None:
+        seen = rig.engines[0].serving.recent
+        await rig.ask(chat(stream=True), headers={"x-slo-ttft-ms": "3000"})
+        assert seen[-1].kv_transfer_params == ({"kv_load_tiers": []} if forbidden else None)
+        own = {"kv_load_tiers": [{"medium": "storage"}], "mine": 1}
+        await rig.ask(chat(stream=True, kv_transfer_params=own), headers={"x-slo-ttft-ms": "3000"})
+        assert seen[-1].kv_transfer_params == own, "what a client says itself stays"
+        await rig.ask(chat(stream=True))
+        assert seen[-1].kv_transfer_params is None, "without a promise nothing is added"
+
+    def restores(spec: BackendSpec) -> BackendSpec:
+        return replace(spec, restore_tokens_per_s=restored_per_s)
+
+    run(case, PLANNED, backends=0, engines=(replace(INSTANT, models=("m",)),), spec=restores)
+
+
 def test_an_engine_without_priorities_gets_the_bytes_of_its_client() -> None:
     async def case(rig: Rig) -> None:
         await rig.ask(chat(stream=False), headers={"x-slo-ttft-ms": "3000"})
