@@ -25,5 +25,10 @@ def mover_for(spec: MoverSpec, http: ControlHttp) -> Mover:
     if spec.way == "llamacpp":
         return LlamaCppModel(spec, http)
     if spec.way == "process":
-        return ManagedProcess(spec, http, os.environ)
+        return ManagedProcess(spec, http, _inherited())
     raise ValueError(f"there is no way {spec.way!r} to move a model")
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without our own settings: an engine needs no admin key. What it needs of that kind is in its spec."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith("LEEWAY_")}

@@ -20,7 +20,8 @@ from tests.wire.mover_kit import Recorded, control_of, spec
 SERVER = """
 import http.server, json, os, signal, sys
 port, model, how, layers = sys.argv[1:5]
-print("layers", layers, os.environ.get("ANSWER", ""), os.getcwd(), flush=True)
+ours = [name for name in os.environ if name.startswith("LEEWAY_")]
+print("layers", layers, os.environ.get("ANSWER", ""), *ours, os.getcwd(), flush=True)
 if how == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if how == "broken":
@@ -91,15 +92,17 @@ def test_a_part_of_the_layers_takes_another_process(tmp_path: Path) -> None:
     managed(use, tmp_path, layers=30)
 
 
-def test_it_has_its_environment_and_its_folder(tmp_path: Path) -> None:
+def test_it_has_its_environment_without_our_secrets_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEEWAY_ADMIN_KEY", "secret")
+    monkeypatch.setenv("LEEWAY_RHO", "0.1")
     place = tmp_path / "place"
     place.mkdir()
 
     async def use(mover: ManagedProcess, http: Recorded, log: Path) -> None:
         await mover.into(1.0)
-        assert log.read_text() == f"layers 1 42 {place}\n"
+        assert log.read_text() == f"layers 1 42 LEEWAY_RHO {place}\n"
 
-    managed(use, tmp_path, env=(("ANSWER", "42"),), folder=str(place))
+    managed(use, tmp_path, env=(("ANSWER", "42"), ("LEEWAY_RHO", "0.2")), folder=str(place))
 
 
 @pytest.mark.parametrize(
