@@ -13,6 +13,7 @@ from setuptools import Extension, setup
 
 CYTHON = ["predictor.kernel"]
 MYPYC = [
+    "gateway.access_line",
     "gateway.accounts",
     "gateway.admission",
     "gateway.answer",

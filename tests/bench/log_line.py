@@ -8,9 +8,10 @@ import time
 import orjson
 import structlog
 
+from gateway.access_line import access_fields
 from gateway.accounts import Account
 from gateway.config import Log
-from gateway.logs import LineWriter, Logs, access_fields
+from gateway.logs import LineWriter, Logs
 
 LINES = 50_000
 ROUNDS = 7
@@ -25,7 +26,7 @@ def _account() -> Account:
 
 def _fields(account: Account) -> dict[str, object]:
     """The same fields as logs.py writes, but for those that the chain adds."""
-    fields = access_fields(account)
+    fields = access_fields(account, "")
     del fields["time"], fields["level"], fields["event"]
     return fields
 
