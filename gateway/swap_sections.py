@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from backends.command_template import check
 from gateway.section_base import DAY_S, Name, Section, section
 from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec, SwapWay
 
@@ -34,10 +35,19 @@ class SwapSection(Section):
             raise ValueError("models: what moves must name the one model that it serves, since asleep it cannot be asked")
         if (self.way == "process") != bool(self.command):
             raise ValueError('swap.command: belongs to way = "process", which needs it')
-        if self.way == "process" and urlsplit(url).port is None:
-            raise ValueError("url: needs a port, which the command is given as ${PORT}")
+        if self.way == "process":
+            if not urlsplit(url).port:
+                raise ValueError("url: needs a port, which the command is given as ${PORT}")
+            _check_command(self.command)
         plain = self.model_dump(exclude={"command", "env"})
         return SwapSpec(**plain, command=tuple(self.command), env=tuple(sorted(self.env.items())))
+
+
+def _check_command(command: list[str]) -> None:
+    try:
+        check(command)
+    except ValueError as error:
+        raise ValueError(f"swap.command: {error}") from None
 
 
 class FootprintSection(Section):
