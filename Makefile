@@ -14,7 +14,7 @@ WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps paper-multimodel own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
+.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps bench-swap-times paper-multimodel own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -93,6 +93,9 @@ bench-live: $(WHEEL)  ## beside real routers in front of eight simulated replica
 
 bench-swaps: $(READY)  ## what one plan of swaps costs at 8 devices and 50 models
 	$(BIN)/python -m tests.bench.swap_plan
+
+bench-swap-times: $(READY) engine  ## how long models of three sizes take to load, two foretell the third (vLLM on the CPU, 6 GB of disk; 15 minutes)
+	LEEWAY_ENGINE=$(abspath $(ENGINE)) LEEWAY_ENGINE_MODELS=$(abspath $(MODELS)) nice -n 10 $(BIN)/python -m tests.bench.swap_times $(BENCH_ARGS)
 
 own-lengths: $(READY) engine  ## own length data: vLLM on the CPU answers 1,000 prompts twice (LEEWAY_DATA; 40 minutes, can be stopped)
 	$(BIN)/python examples/lengths/own_lengths.py --engine $(ENGINE) --models $(MODELS) $(LENGTHS_ARGS)

@@ -28,6 +28,7 @@ OWN_KEPT = 8
 OWN_PRIOR = 0.5  # how many observations of its own the shared line is worth to a model
 OUTLIER = 3.0  # a swap that took longer than so many times the expected (a stall) counts as that, unless the next does too
 MODELS_KEPT = 256  # of one way, the latest
+STARTS: tuple[Place, ...] = ("disk", "cache", "ram")  # wherever weights are read from, an engine's start takes as long
 CERTAIN = 3  # swaps before anything is an outlier
 
 
@@ -89,11 +90,13 @@ class Seconds:
 class _Way:
     """One transition on one host: the line that all models share, each model's own latest times, and the noise."""
 
-    def __init__(self, fixed_s: float, per_byte_s: float) -> None:
+    def __init__(self, fixed_s: float, per_byte_s: float, like_s: float | None = None) -> None:
+        """By the profile, but for fixed seconds that were learned of a like way."""
         slope = per_byte_s * GB
         self._profile = [fixed_s, slope]
-        sds = (max(fixed_s * FIXED_SD, 0.05), max(slope * SLOPE_SD, 0.002))
-        self._line = LinearBelief((fixed_s, slope), sds, keep=0.98)
+        start_s = fixed_s if like_s is None else like_s
+        sds = (max(start_s * FIXED_SD, 0.05), max(slope * SLOPE_SD, 0.002))
+        self._line = LinearBelief((start_s, slope), sds, keep=0.98)
         self._own: dict[str, deque[tuple[float, float]]] = {}  # weight GB and seconds
         self._noise2, self._weight = NOISE**2, 4.0
         self._odd = False  # whether the last one was an outlier
@@ -120,6 +123,11 @@ class _Way:
             self._weight = min(self._weight + 1, 32.0)
         self._line.observe((1.0, weight_gb), held, NOISE * max(self._at(weight_gb), held))
         self._own.setdefault(model, deque(maxlen=OWN_KEPT)).append((weight_gb, held))
+
+    @property
+    def fixed_s(self) -> float | None:
+        """The part that does not depend on bytes, as learned; None before anything was."""
+        return max(self._line.means[0], 0.0) if self._line.seen else None
 
     def state(self) -> State:
         """For `restore`."""
@@ -203,6 +211,8 @@ class SwapCosts:
 
     def _way(self, host: str, start: Place, end: Place) -> _Way:
         found = self._ways.get((host, start, end))
-        if found is None:
-            found = self._ways[host, start, end] = _Way(*self._hosts[host].line(start, end))
+        if found is None or found.fixed_s is None:
+            like = [self._ways.get((host, other, end)) for other in STARTS if end == "gpu" and start in STARTS]
+            like_s = next((fixed_s for way in like if way is not None and (fixed_s := way.fixed_s) is not None), None)
+            found = self._ways[host, start, end] = _Way(*self._hosts[host].line(start, end), like_s)
         return found

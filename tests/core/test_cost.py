@@ -74,9 +74,9 @@ def test_one_stall_does_not_spoil_what_was_learned() -> None:
 
 def test_what_is_learned_on_one_host_or_way_stays_there() -> None:
     costs = SwapCosts(HOSTS)
-    before = costs.predict("m", 8 * GB, "a6000", "disk", "gpu"), costs.predict("m", 8 * GB, RTX, "ram", "gpu")
+    before = costs.predict("m", 8 * GB, "a6000", "disk", "gpu"), costs.predict("m", 8 * GB, RTX, "asleep1", "gpu")
     costs.observe("m", 8 * GB, RTX, "disk", "gpu", 20.0)
-    assert before == (costs.predict("m", 8 * GB, "a6000", "disk", "gpu"), costs.predict("m", 8 * GB, RTX, "ram", "gpu"))
+    assert before == (costs.predict("m", 8 * GB, "a6000", "disk", "gpu"), costs.predict("m", 8 * GB, RTX, "asleep1", "gpu"))
 
 
 def test_nothing_goes_from_disk_to_a_sleeping_engine() -> None:
@@ -89,3 +89,16 @@ def test_a_bad_file_of_hosts_says_what_is_wrong(tmp_path) -> None:
     path.write_text("[hosts.x]\nmemory_gb = 3\n")
     with pytest.raises(HostError, match=r"hosts\.x: unknown or missing: cache_gb_per_s"):
         host_profiles(path)
+
+
+def test_a_start_that_was_learned_of_one_place_is_expected_of_the_others() -> None:
+    costs = SwapCosts(HOSTS)
+    before_s = costs.predict("m", 0.3 * GB, RTX, "cache", "gpu").mean_s
+    costs.observe("m", 0.3 * GB, RTX, "disk", "gpu", 30.0)
+    after_s = costs.predict("m", 0.3 * GB, RTX, "cache", "gpu").mean_s
+    assert before_s < 2.0
+    assert after_s == pytest.approx(30.0, rel=0.2)
+    assert costs.predict("m", 0.3 * GB, RTX, "asleep1", "gpu").mean_s < 2.0, "who stayed needs no start"
+    costs.observe("m", 0.3 * GB, RTX, "cache", "gpu", 20.0)
+    costs.observe("m", 0.3 * GB, RTX, "cache", "gpu", 20.0)
+    assert costs.predict("m", 0.3 * GB, RTX, "cache", "gpu").mean_s == pytest.approx(20.0, rel=0.1), "its own times win"
