@@ -48,17 +48,14 @@ class Replica(View):
     def __init__(self, spec: BackendSpec) -> None:
         super().__init__(spec.name, spec.weight, spec.max_in_flight)
         self.spec = spec
-        self.moves = spec.swap.way != "none"  # its model shares a device, and is there or not
+        self.away = self.moves  # its model is off its device, or about to leave it, also while it drains
         self.state: State = "asleep" if self.moves else "starting"
         self.reason = "not looked at yet" if self.moves else "not probed yet"
         self.identity = Identity(engine=spec.engine, models=spec.models)
-        self.streams = 0
-        self.stalled = 0
-        self.failed_total = 0
-        self.failures = 0
+        self.streams = self.stalled = 0
+        self.failed_total = self.failures = 0
         self.suspects: set[int] = set()
-        self.trial = False
-        self.wedged = False
+        self.trial = self.wedged = False
         self.last_byte_s = 0.0
         self.last_probe_s = -1.0
         self.ready_since_s = 0.0  # the last recovery
@@ -68,6 +65,11 @@ class Replica(View):
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.state} in_flight={self.in_flight} failures={self.failures}>"
+
+    @property
+    def moves(self) -> bool:
+        """Whether its model shares a device, and is there or not."""
+        return self.spec.swap.way != "none"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -241,24 +243,31 @@ class Fleet:
             self._move(replica, "draining", "asked to drain")
 
     def undrained(self, replica: Replica) -> None:
-        """Draining was called off: it is used again once a probe finds it well."""
+        """Draining was called off: it is used again once a probe finds it well, or once its model is back."""
         replica.drain_until_s = None
         self._move(replica, "starting", "not probed since it drained")
+        if replica.moves and replica.away:
+            self._move(replica, "asleep", "its model left while it drained")
 
     # -- events: models that share a device
 
     def cut(self, replica: Replica, reason: str) -> None:
         """Its model is to leave the device: no new requests, those there go on."""
-        self._move(replica, "swapping", reason)
+        replica.away = True
+        if replica.state in ("ready", "down", "starting"):
+            self._move(replica, "swapping", reason)
 
     def reopened(self, replica: Replica) -> None:
-        """It stays after all."""
-        if replica.state == "swapping":
+        """It stays after all: used at once if it was well, else once a probe finds it so."""
+        replica.away = False
+        if replica.state == "swapping" and not (replica.wedged or replica.failures or replica.last_probe_s < 0):
             self._move(replica, "ready", "")
+        elif replica.state in ("swapping", "asleep"):
+            self._move(replica, "starting", "not probed since it was to leave")
 
     def slept(self, replica: Replica, reason: str) -> None:
         """Its model is off the device. What went wrong before says nothing of how it comes back."""
-        replica.failures = 0
+        replica.failures, replica.away = 0, True
         if replica.state not in ("asleep", "draining"):
             self._move(replica, "asleep", reason)
         replica.reason = reason
@@ -270,7 +279,7 @@ class Fleet:
     def awake(self, replica: Replica) -> None:
         """Its model is on the device; a probe makes it ready."""
         replica.failures = 0
-        replica.trial = replica.wedged = replica.paused = False
+        replica.trial = replica.wedged = replica.paused = replica.away = False
         replica.suspects.clear()
         if replica.state in ("asleep", "swapping"):
             self._move(replica, "starting", "not probed since it came")
@@ -318,13 +327,7 @@ class Fleet:
                     self._count_failure(blamed, "dropped a request that works elsewhere")
 
     def responded(
-        self,
-        replica: Replica,
-        status: int,
-        values: Mapping[bytes, bytes],
-        body_hash: int | None,
-        now_s: float,
-        sent_s: float,
+        self, replica: Replica, status: int, values: Mapping[bytes, bytes], body_hash: int | None, now_s: float, sent_s: float
     ) -> None:
         """An answer's head is here. 429 and 503 are no failure: it is left alone for as long as it says."""
         if status == 429 or status == 503:

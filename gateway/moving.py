@@ -97,7 +97,7 @@ class Move:
         for lodger in leavers:
             lodger.phase, lodger.ready_s = "leaving", ready_s
             replica = self._replica(lodger)
-            if replica is not None and replica.state in ("ready", "down", "starting"):
+            if replica is not None:
                 self._plane.fleet.cut(replica, reason)
             self._lodging.moved(lodger.model, now_s)
 

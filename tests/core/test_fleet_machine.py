@@ -27,6 +27,7 @@ event = st.tuples(
                 "probe_failed",
             ),
             *("responded", "wedged", "revived", "drain", "undrained", "removed", "added", "respecified", "forget"),
+            *("cut", "reopened", "slept", "coming", "awake"),
         )
     ),
     st.sampled_from(NAMES),
@@ -54,6 +55,9 @@ def apply(made: Fleet, held: list[tuple[Replica, bool]], what: str, name: str, n
     elif what == "undrained":
         if replica.state == "draining":
             made.undrained(replica)
+    elif what == "coming":
+        if replica.state == "asleep":
+            made.coming(replica, "why")
     else:
         arguments = {
             "answered": (replica, number, now_s),
@@ -63,6 +67,10 @@ def apply(made: Fleet, held: list[tuple[Replica, bool]], what: str, name: str, n
             "wedged": (replica,),
             "revived": (replica, now_s),
             "drain": (replica, now_s + number),
+            "cut": (replica, "why"),
+            "reopened": (replica,),
+            "slept": (replica, "why"),
+            "awake": (replica,),
             "removed": (name,),
             "respecified": (name, spec(name, "m", url=f"http://h{number // 2}", max_in_flight=1 + number)),
             "added": (),
