@@ -14,7 +14,10 @@ from gateway.sim.stats import interval, mean
 HERE = Path(__file__).parent
 Cell = dict[str, list[float]]
 DECIDING = (
-    *(f"predictor/{name}.py" for name in ("budget", "queues", "restore", "prefill", "profile", "instance", "kv", "sequence")),
+    *(
+        f"predictor/{name}.py"
+        for name in ("budget", "queues", "share", "restore", "prefill", "profile", "instance", "kv", "sequence")
+    ),
     *(f"gateway/sim/{name}.py" for name in ("stalls", "traces", "workload")),
 )
 
