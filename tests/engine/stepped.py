@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 import backends.vllm_cascade as ours
+from backends.vllm_scheduler import SnapshotScheduler
 
 BEGIN_S = 1_800_000_000.0
 STEP_S, TOKEN_S = 0.01, 0.0005
@@ -30,18 +31,27 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 class Engine:
-    """A scheduler of ours and the loop around it. `ahead` steps are composed before the first one's tokens are known."""
+    """A scheduler of ours and the loop around it. `ahead` steps are composed before the first one's tokens are known; with
+    `stock` it is vLLM's own with priorities, publishing only."""
 
     def __init__(
-        self, order: str = "mh", slots: int = 4, blocks: int = 400, chunk: int = 64, ahead: int = 0, **env: str
+        self,
+        order: str = "mh",
+        slots: int = 4,
+        blocks: int = 400,
+        chunk: int = 64,
+        ahead: int = 0,
+        stock: bool = False,
+        **env: str,
     ) -> None:
         os.environ["LEEWAY_SNAPSHOT"] = str(Path(tempfile.mkdtemp(dir=FOLDER.name)) / "state")
         os.environ.update({"LEEWAY_ORDER": order, "LEEWAY_RHO": "-1", "LEEWAY_PREEMPT": "1", **env})
         self.now_s = BEGIN_S
         ours._wall = lambda: self.now_s
         config = _config(slots, blocks, chunk, bool(ahead))
+        config.scheduler_config.policy = "priority" if stock else "fcfs"
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        kind: Any = ours.AsyncCascadeScheduler if ahead else ours.CascadeScheduler
+        kind: Any = ours.AsyncCascadeScheduler if ahead else SnapshotScheduler if stock else ours.CascadeScheduler
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
@@ -49,7 +59,7 @@ class Engine:
             block_size=BLOCK,
             log_stats=False,
         )
-        self.cascade = self.scheduler._cascade
+        self.cascade = None if stock else self.scheduler._cascade
         self.first_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
         self.begun: list[str] = []

@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 
 import backends.vllm_cascade as ours
 from backends.shared_source import SharedRecordSource
-from predictor.places import Comer, Places
+from predictor.places import TIER_2, Comer, Places, latest_start_ms
 from predictor.snapshot import Resident
 from tests.engine.in_engine import run_cases
 from tests.engine.stepped import BEGIN_S, Engine, teach
@@ -83,6 +83,29 @@ def a_sidecar_knows_the_place_of_one_who_comes() -> None:
         engine.step()
         real = [one.request_id for one in engine.scheduler.waiting]
         assert place == real.index(f"new {number}"), (number, place, real)
+    source.close()
+
+
+def it_knows_the_place_by_priority_in_vllm_s_own_queue_too() -> None:
+    engine = Engine(slots=1, stock=True)
+    engine.add("runs", 64, 200)
+    engine.step()
+    now_ms = int(engine.now_s * 1000)
+    for name, priority in (("late", now_ms + 9000), ("soon", now_ms + 2000), ("hopeless", TIER_2 + now_ms)):
+        engine.add(name, 64, 5, priority=priority)
+    engine.step()
+    source = SharedRecordSource(os.environ["LEEWAY_SNAPSHOT"])
+    for number, (due_s, tier, real) in enumerate(((4.0, 1, 1), (1.0, 1, 0), (60.0, 1, 4), (0.5, 2, 6), (math.inf, 1, 4))):
+        seen = source.look(time.monotonic())
+        assert seen.queueing is not None
+        assert seen.queueing.kind == "priority"
+        comer = Comer(Resident("new", 64, 0, 0, 5), engine.now_s, engine.now_s + due_s, tier=tier, alone_s=0.05)
+        _, place = Places(seen.queueing, seen.snapshot).place(comer, engine.now_s)
+        number_sent = latest_start_ms(comer.arrival_s, comer.deadline_s, comer.alone_s, tier)
+        engine.add(f"new {number}", 64, 5, priority=number_sent)
+        engine.step()
+        queue = sorted(engine.scheduler.waiting, key=lambda request: (request.priority, request.arrival_time))
+        assert place == [one.request_id for one in queue].index(f"new {number}") == real, (number, place)
     source.close()
 
 
@@ -322,6 +345,7 @@ CASES = [
     who_cannot_be_in_time_goes_last_and_is_served,
     priority_as_latest_start_is_understood,
     a_sidecar_knows_the_place_of_one_who_comes,
+    it_knows_the_place_by_priority_in_vllm_s_own_queue_too,
     plain_requests_run_as_ever,
     tier_2_gets_its_share_of_prompt_tokens,
     urgent_request_gets_the_slot_of_the_largest_budget,
