@@ -1,13 +1,13 @@
 """Carries out swap plans: plans while somebody waits for a model that lies nowhere, one step at a time on each device. Shell.
 
-It owns the movers and, through them, the processes that the gateway starts. It looks at who really lies where, so that
-what others move, or what crashes, is noticed; a process that crashed comes back by itself, later after each crash. What
-an operator asks for goes the same way as what the planner wants. Judgement is the planner's (gateway.swaps), never here.
+It owns the movers and, through them, the processes that the gateway starts. Who really lies where is looked up again and
+again (gateway.lookout); a process that crashed comes back by itself, later after each crash. What an operator asks for goes
+the same way as what the planner wants. Judgement is the planner's (gateway.swaps), never here.
 """
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from backends.moves import MoveError, Mover, MoverSpec
 from gateway.config import BackendSpec
 from gateway.fleet import Replica
 from gateway.lodging import SLOTS, STARVE_MARGIN, Lodger, Waiter
+from gateway.lookout import Lookout
 from gateway.moving import Move, Moved
 from gateway.operator_errors import OperationError
 from gateway.residency import NEVER, Step, SwapPlan
@@ -24,7 +25,7 @@ from gateway.swap_actions import plan, why
 from gateway.swaps import Planner
 from gateway.upkeep import Upkeep
 
-LOOK_S, GLANCE_S = 2.0, 0.1
+LOOK_S = 2.0
 DUE_S = 0.05  # a step so near is carried out now
 HISTORY = 64
 CONTROL_SLACK_S = 5.0
@@ -41,7 +42,7 @@ class Swapper:
         self._moving: dict[str, asyncio.Task[None]] = {}  # by device
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
-        self._crashed: set[str] = set()
+        self._lookout = Lookout(plane, self._movers, self._moving, upkeep.watch)
         self._nudged = asyncio.Event()
         self._looked = asyncio.Event()
         self.history: deque[Moved] = deque(maxlen=HISTORY)
@@ -55,13 +56,29 @@ class Swapper:
         if self._plane.lodging.on and not self._tasks:
             self._plane.lodging.nudge = self._nudged.set
             self._sync()
-            self._tasks = [asyncio.create_task(self._plan_on()), asyncio.create_task(self._look_on())]
+            self._tasks = [asyncio.create_task(self._for_good(work)) for work in (self._plan_on, self._look_on)]
 
     def adopt(self) -> None:
         """The configuration changed."""
         self.start()
         self._sync()
         self._nudged.set()
+
+    async def _for_good(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """A mistake of ours in one round is told, and does not end the others."""
+        while True:
+            task = asyncio.create_task(work())
+            try:
+                await asyncio.wait((task,))
+            finally:
+                task.cancel()
+                await asyncio.wait((task,))
+            self._tell(task)
+            await asyncio.sleep(LOOK_S)
+
+    def _tell(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._plane.loop.call_exception_handler({"message": "a task of the swapper failed", "exception": error})
 
     async def close(self) -> None:
         """Stop, and end the processes that were started."""
@@ -141,50 +158,10 @@ class Swapper:
     async def _look_on(self) -> None:
         while True:
             self._sync()
-            for lodger in list(self._plane.lodging.lodgers.values()):
-                if lodger.moves and lodger.device not in self._moving:
-                    await self._look_at(lodger)
+            await self._lookout.look()
             self._looked.set()
             self._nudged.set()
-            await self._glance(self._plane.now() + LOOK_S)
-
-    async def _glance(self, until_s: float) -> None:
-        """Return then, or as soon as a process of ours has ended unasked."""
-        lodging = self._plane.lodging
-        while self._plane.now() < until_s:
-            await asyncio.sleep(GLANCE_S)
-            for name, mover in self._movers.items():
-                lodger = lodging.lodgers.get(name)
-                if lodger is not None and lodger.phase == "in" and lodger.device not in self._moving and mover.died():
-                    return
-
-    async def _look_at(self, lodger: Lodger) -> None:
-        """Whether it is where it is believed to be; what others moved, or what crashed, is taken as it is."""
-        mover, fleet, lodging = self._movers.get(lodger.name), self._plane.fleet, self._plane.lodging
-        if mover is None:
-            return
-        place, died = await mover.where(), mover.died()
-        replica = self._replica(lodger)
-        if replica is None or lodger.device in self._moving or self._movers.get(lodger.name) is not mover:
-            return
-        now_s = self._plane.now()
-        if lodger.phase == "in" and (died or place not in ("gpu", None)):
-            lodger.phase, lodger.place = "out", mover.home
-            fleet.slept(replica, died or "it left by itself")
-            lodging.moved(lodger.model, now_s)
-            if died:
-                lodging.bar(lodger.model, lodger.device, died, now_s)
-                self._crashed.add(lodger.name)
-            self._plane.logs.event("error" if died else "warning", "model gone", backend=lodger.name, reason=replica.reason)
-        elif lodger.phase == "out" and place == "gpu":
-            lodger.phase, lodger.place, lodger.since_s = "in", "gpu", now_s
-            fleet.awake(replica)
-            lodging.moved(lodger.model, now_s)
-            self._upkeep.watch(lodger.name)
-        elif lodger.phase == "out":
-            lodger.place = mover.home
-            if replica.state in ("starting", "down"):
-                fleet.slept(replica, "its model lies on no device")
+            await self._lookout.glance(self._plane.now() + LOOK_S)
 
     # -- planning
 
@@ -252,12 +229,12 @@ class Swapper:
     def _bring_back(self) -> None:
         """Who crashed comes back once it may, where there is still room."""
         lodging, now_s = self._plane.lodging, self._plane.now()
-        for name in list(self._crashed):
+        for name in list(self._lookout.crashed):
             lodger = lodging.lodgers.get(name)
             if lodger is None or lodger.phase in ("in", "coming"):
-                self._crashed.discard(name)
+                self._lookout.crashed.discard(name)
             elif lodging.barred_s(lodger.model, lodger.device, now_s) <= 0 and lodger.device not in self._moving:
-                self._crashed.discard(name)
+                self._lookout.crashed.discard(name)
                 step = self._step_for(lodger.model, lodger.device, alone=True)
                 if step is not None:
                     self._carry_out(step, "it crashed, and may come back")
@@ -274,8 +251,7 @@ class Swapper:
         if self._moving.get(device) is task:
             del self._moving[device]
         self._nudged.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._plane.loop.call_exception_handler({"message": "a swap failed", "exception": error})
+        self._tell(task)
 
     async def _moved_by(self, move: Move, reason: str) -> None:
         told = replace(await move.run(), why=reason)

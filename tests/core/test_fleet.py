@@ -1,6 +1,5 @@
 """The table of replicas: legal moves, the breaker, trial and poison, and its views."""
 
-from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -9,7 +8,6 @@ import pytest
 from backends.base import Identity, Kind
 from gateway.config import BackendSpec, Health
 from gateway.fleet import MOVES, ROUTES_CACHED, TRANSITIONS_KEPT, Fleet, Replica, State, Transition
-from gateway.swap_config import SwapSpec
 
 HEALTH = Health(failures=3, poison_ttl_s=60.0)
 FOUND = Identity("vllm", "0.32", ("m",), "generate", 4096)
@@ -233,43 +231,6 @@ def test_draining_proves_nothing_for_a_wedged_replica() -> None:
     assert (replica.state, made.routable("m")) == ("starting", ())
     made.revived(replica, 2.0)
     assert (replica.state, made.routable("m")) == ("ready", (replica,))
-
-
-@pytest.mark.parametrize("leaves", ["before", "meanwhile", "is to", "stays"])
-def test_a_model_that_is_away_is_not_used_because_its_drain_is_over(leaves: str) -> None:
-    made = Fleet(HEALTH)
-    replica = made.added(replace(spec("a", "m"), swap=SwapSpec("gpu0", "sleep")))
-    if leaves != "before":
-        made.awake(replica)
-        made.probed(replica, FOUND, 0.0)
-    made.drain(replica, 9.0)
-    if leaves in ("meanwhile", "is to"):
-        made.cut(replica, "makes room")
-    if leaves == "meanwhile":
-        made.slept(replica, "left")
-    assert replica.state == "draining"
-    made.undrained(replica)
-    made.probed(replica, FOUND, 1.0)  # an engine that sleeps is healthy
-    assert replica.state == ("ready" if leaves == "stays" else "asleep")
-    if leaves == "is to":
-        made.reopened(replica)
-    else:
-        made.awake(replica)
-    made.probed(replica, FOUND, 2.0)
-    assert made.routable("m") == (replica,)
-
-
-def test_one_that_was_not_well_is_not_used_because_it_stays() -> None:
-    made = fleet("a")
-    replica = one(made)
-    made.wedged(replica)
-    made.cut(replica, "makes room")
-    made.reopened(replica)
-    assert (replica.state, made.routable("m")) == ("starting", ())
-    made.revived(replica, 1.0)
-    made.cut(replica, "makes room")
-    made.reopened(replica)
-    assert made.routable("m") == (replica,)
 
 
 def test_draining_and_back() -> None:
