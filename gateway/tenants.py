@@ -46,13 +46,13 @@ class Tenants:
 
     def __init__(self) -> None:
         self._counters: dict[str, Counter] = {}
-        self._waiting = 0  # tenants of whom somebody waits
+        self._waiting: dict[str, Counter] = {}  # those of whom somebody waits
         self._charges: dict[str, Charge] = {}  # by job, as long as it runs
 
     @property
     def share(self) -> bool:
         """Whether there is anything to share: several tenants wait."""
-        return self._waiting > 1
+        return len(self._waiting) > 1
 
     def spent(self, tenant: str) -> float:
         """What that tenant's counter says."""
@@ -65,16 +65,16 @@ class Tenants:
         if counter is None:
             counter = self._new(tenant)
         if not counter.waiting:
-            least = min([other.spent for other in self._counters.values() if other.waiting], default=0.0)
+            least = min([other.spent for other in self._waiting.values()], default=0.0)
             if least > counter.spent:
                 counter.level, counter.spent = least - counter.spent, least
                 counter.levels += 1
-            self._waiting += 1
+            self._waiting[tenant] = counter
         counter.waiting += 1
 
     def _new(self, tenant: str) -> Counter:
         if len(self._counters) >= TENANTS_MAX:
-            self._counters = {name: counter for name, counter in self._counters.items() if counter.waiting}
+            self._counters = dict(self._waiting)
         counter = self._counters[tenant] = Counter()
         return counter
 
@@ -86,7 +86,7 @@ class Tenants:
             self._charges[ticket.job.id] = Charge(ticket, counter.levels)
         counter.waiting -= 1
         if not counter.waiting:
-            self._waiting -= 1
+            del self._waiting[ticket.job.tenant]
             if not self._waiting:
                 self._counters.clear()
                 self._charges.clear()
@@ -117,7 +117,7 @@ class Tenants:
 
     def fair(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """The same with tenants that are too far ahead held back, as far as the walk looks."""
-        spent = {tenant: counter.spent for tenant, counter in self._counters.items() if counter.waiting}
+        spent = {tenant: counter.spent for tenant, counter in self._waiting.items()}
         left = list(tickets)
         order: list[Ticket] = []
         while left and len(order) < WALK:
