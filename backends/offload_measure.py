@@ -39,12 +39,14 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class OffloadAsk:
-    """How to ask: words of the short and the long prompt (a word is a token or two), tokens of an answer, times each."""
+    """How to ask: words of the short and the long prompt (a word is a token or two), tokens of an answer, times each. All
+    fractions are gone through `rounds` times: more where the machine is not quiet and a load is short."""
 
     short_words: int = 16
     long_words: int = 256
     answer_tokens: int = 32
     repeats: int = 3
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +87,17 @@ class OffloadMeter:
 
     async def measure(self, mover: Mover, how: OffloadAsk, tell: Callable[[str], None]) -> OffloadMeasured:
         """All of FRACTIONS, one after the other. Raises MeasureError, MoveError."""
-        ends: list[tuple[float, MeasuredEnd]] = []
-        for fraction in FRACTIONS:
+        seen: dict[float, list[MeasuredEnd]] = {fraction: [] for fraction in FRACTIONS}
+        for fraction in FRACTIONS * how.rounds:
             tell(f"{fraction:.0%} of the layers on the device ...")
             await mover.into(fraction)
             await self._ask(how.short_words, FEW_TOKENS)  # what is made at the first request does not count
-            ends.append((fraction, await self._end(how)))
-            tell(f"... {1 / ends[-1][1].token_s[0][1]:.3g} tokens per second")
-        curve = from_measured(ends[0][1], ends[-1][1])
-        misses = [curve.token_s(0.5, context) / token_s - 1 for context, token_s in ends[1][1].token_s]
-        return OffloadMeasured(tuple(ends), curve, max(misses, key=abs))
+            seen[fraction].append(await self._end(how))
+            tell(f"... {1 / seen[fraction][-1].token_s[0][1]:.3g} tokens per second")
+        ends = {fraction: _quickest(several) for fraction, several in seen.items()}
+        curve = from_measured(ends[1.0], ends[0.0])
+        misses = [curve.token_s(0.5, context) / token_s - 1 for context, token_s in ends[0.5].token_s]
+        return OffloadMeasured(tuple(ends.items()), curve, max(misses, key=abs))
 
     async def _end(self, how: OffloadAsk) -> MeasuredEnd:
         token_s: list[tuple[float, float]] = []
@@ -103,7 +106,7 @@ class OffloadMeter:
             seen = [await self._ask(words, how.answer_tokens) for _ in range(how.repeats)]
             prompt = statistics.mean(one.prompt_tokens for one in seen)
             context = prompt + statistics.mean(one.tokens for one in seen) / 2
-            token_s.append((context, min(one.token_s for one in seen)))  # what else runs on the machine only adds
+            token_s.append((context, min(one.token_s for one in seen)))
             ttft_s.append((prompt, min(one.ttft_s for one in seen)))
         return MeasuredEnd(tuple(token_s), tuple(ttft_s))
 
@@ -136,6 +139,13 @@ class OffloadMeter:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+
+def _quickest(ends: list[MeasuredEnd]) -> MeasuredEnd:
+    """Of several rounds: what else runs on the machine only adds."""
+    tokens = tuple(min(points, key=lambda point: point[1]) for points in zip(*(end.token_s for end in ends), strict=True))
+    firsts = tuple(min(points, key=lambda point: point[1]) for points in zip(*(end.ttft_s for end in ends), strict=True))
+    return MeasuredEnd(tokens, firsts)
 
 
 async def measure_offload(

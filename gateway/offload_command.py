@@ -38,6 +38,7 @@ def offload(
     words: Annotated[int, typer.Option(min=32, help="Words of the long prompt; it must fit the engine's context.")] = 256,
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of each answer.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each is asked.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Times through all fractions: more on a machine that is not quiet.")] = 1,
     log: Annotated[str, typer.Option(help="Log file of the process.")] = "",
     output: Annotated[str, typer.Option(help="Also write the [models.NAME.footprint] keys to this file.")] = "",
 ) -> None:
@@ -54,7 +55,7 @@ def offload(
             spec = MoverSpec(
                 cast("Way", way), url, model, layers=layers, command=tuple(shlex.split(command)), log=log, start_s=start_s
             )
-        ask = OffloadAsk(long_words=words, answer_tokens=tokens, repeats=repeats)
+        ask = OffloadAsk(long_words=words, answer_tokens=tokens, repeats=repeats, rounds=rounds)
         found = asyncio.run(_measure(spec, api_key, ask, lambda line: print(line, flush=True)))
         text = _toml(model, spec.layers, found)
         if output:

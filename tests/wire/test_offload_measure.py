@@ -11,11 +11,13 @@ import looptime
 import pytest
 from typer.testing import CliRunner
 
+from backends.command_template import check, names_layers
 from backends.measure import MeasureError
 from backends.mock import MockConfig, MockEngine
 from backends.moves import MoveError
 from backends.offload_measure import OffloadAsk, OffloadMeasured, measure_offload
 from gateway.cli import cli
+from gateway.config_file import load
 from predictor.catalog import EngineProfile, render
 from predictor.cost import Place
 from predictor.profile import EngineLimits, StepProfile
@@ -93,6 +95,14 @@ def test_an_engine_that_follows_another_law_is_told_by_the_half() -> None:
     assert found.half_error == pytest.approx(3.5 / 8 - 1, abs=0.02)
 
 
+def test_of_several_rounds_the_quickest_counts() -> None:
+    mover = SplitEngine(lambda fraction: truth(fraction).scaled(3.0 if len(mover.moves) <= 3 else 1.0))  # a busy first round
+    found = measured(mover, OffloadAsk(rounds=2))
+    assert found.rate_per_s(1.0) == pytest.approx(1 / truth(1.0).step_s(0, 1, found.prompts[0] + 16), rel=0.02)
+    assert abs(found.half_error) < 0.02
+    assert mover.moves == [1.0, 0.5, 0.0] * 2 + ["out", "close"]
+
+
 def test_answers_that_are_too_short_tell_no_rate() -> None:
     with pytest.raises(MeasureError, match="ended after 5 tokens"):
         measured(SplitEngine(truth), OffloadAsk(answer_tokens=5))
@@ -155,6 +165,14 @@ def test_the_command_measures_a_managed_process_and_writes_the_footprint(tmp_pat
 def test_what_cannot_be_measured_says_why(options: list[str], told: str) -> None:
     result = CliRunner().invoke(cli, ["calibrate", "offload", "m", *options])
     assert (result.exit_code, told in result.output) == (1, True), result.output
+
+
+def test_the_examples_configuration_is_one() -> None:
+    loaded = load(str(Path(__file__).parents[2] / "examples" / "offload" / "gateway.toml"))
+    (backend,), (model,) = loaded.backends, loaded.models
+    assert (backend.swap.way, model.name, model.footprint.layers) == ("process", "smollm2", 31)
+    check(backend.swap.command)
+    assert names_layers(backend.swap.command)
 
 
 def test_a_configuration_tells_how(tmp_path: Path) -> None:
