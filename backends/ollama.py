@@ -58,6 +58,7 @@ class OllamaModel:
             if share is None:
                 raise MoveError(f"Ollama has loaded {self._spec.model}, but /api/ps does not show it")
             if fraction >= 1 and 0 < share < 1:  # 0: there is no GPU
+                await self._unload()  # else it would pass for what was asked for
                 raise MoveError(f"only {share:.0%} of {self._spec.model} fits on the GPU")
 
     async def prefetch(self) -> None:
