@@ -47,7 +47,7 @@ class Waiter:
 class Lodger:
     """A backend whose model shares a device. `place` is where its weights lie, `rest` where they go when it leaves; `since_s`
     is when it came, `ready_s` when it is expected while it comes; `running` requests are there, `kept` stay in its engine
-    while it is out. `usable` says whether its engine answers."""
+    while it is out. `usable`: its engine answers; `fetches`: its weights can be brought nearer beforehand, so far as known."""
 
     name: str
     model: str
@@ -65,6 +65,7 @@ class Lodger:
     kept: int = 0
     kept_s: float = 0.0
     usable: bool = True
+    fetches: bool = True
     slots: int = SLOTS
 
 

@@ -7,6 +7,7 @@ the device for a while. What each move took goes into the costs.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,20 +129,20 @@ class Move:
 
     async def _swap(self, leavers: Sequence[Lodger], target: Lodger | None, keep: bool) -> str:
         """Out and in; what went wrong, if anything did, with all as it was as far as that was possible."""
-        gone: list[Lodger] = []
+        gone: list[tuple[Lodger, float]] = []  # with the part of its layers that lay there
         try:
             for lodger in leavers:
                 await self._out(lodger, keep)
-                gone.append(lodger)
+                gone.append((lodger, lodger.fraction))
             if target is not None:
                 await self._into(target, self._step.fraction)
         except MoveError as error:
             if target is not None:
                 self._lodging.bar(target.model, target.device, str(error), self._plane.now())
             self._reopen(leavers, target)
-            for lodger in gone:
+            for lodger, fraction in gone:
                 try:
-                    await self._into(lodger, lodger.fraction)
+                    await self._into(lodger, fraction)
                 except MoveError as again:
                     self._lodging.bar(lodger.model, lodger.device, str(again), self._plane.now())
             return str(error)
@@ -177,6 +178,8 @@ class Move:
         try:
             took_s = await self._tried(lodger, lambda: mover.into(fraction))
         except MoveError as error:
+            with suppress(MoveError):  # half of it may be there, where what left is to come back
+                await mover.out(mover.keeps and lodger.kept > 0)
             self._left(lodger, mover, str(error))
             raise
         now_s = plane.now()

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from backends.movers import mover_for
 from backends.moves import MoveError, Mover, MoverSpec
@@ -245,7 +246,7 @@ class Swapper:
         move = Move(self._plane, self._movers, step, self._upkeep.watch, lambda: by_hand or self._wanted(step.model))
         task = asyncio.create_task(self._moved_by(move, reason), name=f"swap-{step.device}")
         self._moving[step.device] = task
-        task.add_done_callback(lambda _: self._over(step.device, task))
+        task.add_done_callback(partial(self._over, step.device))
 
     def _over(self, device: str, task: asyncio.Task[None]) -> None:
         if self._moving.get(device) is task:
@@ -271,19 +272,23 @@ class Swapper:
         return lodging.pinned(model) or any(lodger.kept for lodger in mine) or any(w.model == model for w in self.waiters())
 
     def _prefetch(self, model: str, device: str) -> None:
-        lodger = next(one for one in self._plane.lodging.lodgers.values() if (one.model, one.device) == (model, device))
-        self._moving[device] = task = asyncio.create_task(self._fetch(lodger), name=f"fetch-{device}")
-        task.add_done_callback(lambda _: self._over(device, task))
+        for lodger in self._plane.lodging.lodgers.values():
+            if (lodger.model, lodger.device) == (model, device) and lodger.fetches:
+                self._moving[device] = task = asyncio.create_task(self._fetch(lodger), name=f"fetch-{device}")
+                task.add_done_callback(partial(self._over, device))
 
     async def _fetch(self, lodger: Lodger) -> None:
-        mover, began_s = self._movers[lodger.name], self._plane.now()
+        mover, before, began_s = self._movers[lodger.name], lodger.place, self._plane.now()
         try:
             await mover.prefetch()
         except MoveError as error:
+            lodger.fetches = False  # nor tried again: this only saves time
             self._plane.logs.event("warning", "prefetch", backend=lodger.name, reason=str(error))
             return
-        self._plane.lodging.observe(lodger, lodger.place, "ram", self._plane.now() - began_s)
         lodger.place = mover.home
+        lodger.fetches = lodger.place != before
+        if lodger.fetches:
+            self._plane.lodging.observe(lodger, before, "ram", self._plane.now() - began_s)
 
     # -- what an operator may ask for
 

@@ -8,8 +8,11 @@ import looptime
 import pytest
 
 from backends.mock import MockEngine
+from backends.moves import MoveError
+from backends.vllm_sleep import VllmSleep
 from gateway.config import Queue
 from gateway.operator_errors import OperationError
+from gateway.residency import NEVER, Step
 from gateway.swap_config import Swaps
 from tests.wire.kit import Case, Rig, chat, run, until, virtual_pause
 from tests.wire.swap_kit import ask, config, engines, history, moved, sleep, sleeper, states, swapper, when, whole
@@ -66,6 +69,46 @@ def test_what_left_comes_back_where_the_load_fails() -> None:
         assert rig.engines[0].seen_asleep == rig.engines[1].seen_asleep == 0
 
     share(case, "a", "b", tokens=SHORT)
+
+
+def test_a_load_that_fails_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_into = VllmSleep.into
+
+    async def half(self: VllmSleep, fraction: float) -> None:
+        await whole_into(self, fraction)
+        raise MoveError("it lies there, and answers nobody")
+
+    async def case(rig: Rig) -> None:
+        await sleep(rig, "e-b")
+        monkeypatch.setattr(VllmSleep, "into", half)
+        first = ask(rig, "b")
+        await when(lambda: len(history(rig)) == 1, 60.0)
+        monkeypatch.undo()
+        assert await swapper(rig)._movers["e-b"].where() == "asleep1", "else both would lie there"
+        assert whole(await first, SHORT)
+
+    share(case, "a", "b", tokens=SHORT)
+
+
+def test_what_lay_there_in_part_comes_back_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[float] = []
+
+    async def part_only(self: VllmSleep, fraction: float) -> None:
+        came.append(fraction)
+        if fraction == 1.0:
+            raise MoveError("no room for all of it")
+
+    async def case(rig: Rig) -> None:
+        monkeypatch.setattr(VllmSleep, "into", part_only)
+        lodger = rig.app.plane.lodging.lodgers["e-a"]
+        lodger.fraction = 0.5
+        step = Step("gpu0", "a", 1.0, ("a",), "drain", 0.0, 1.0, NEVER, 1.0)
+        swapper(rig)._carry_out(step, "more of it would fit", by_hand=True)
+        assert (await moved(rig, 1)).outcome == "failed"
+        assert (came, lodger.fraction) == ([1.0, 1.0, 0.5], 0.5)
+        await when(lambda: states(rig)["e-a"] == "asleep")  # as it really is
+
+    share(case, "a", tokens=SHORT)
 
 
 def test_repeated_failure_ends_in_honest_refusals() -> None:

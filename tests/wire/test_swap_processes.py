@@ -115,7 +115,7 @@ def test_one_that_crashes_comes_back_by_itself(tmp_path: Path) -> None:
         await until(lambda: rig.app.plane.fleet.get("e-a").in_flight == 1)
         os.kill(pids(tmp_path, "a")[-1], signal.SIGKILL)
         assert (await lost).status == 502
-        await until(lambda: states(rig) == {"e-a": "asleep"}, 1.0)
+        await until(lambda: states(rig) == {"e-a": "asleep"})
         assert await say(rig, "a") == "a", "who comes meanwhile waits for it"
         os.kill(pids(tmp_path, "a")[-1], signal.SIGKILL)
         await until(lambda: len(pids(tmp_path, "a")) == 3 and states(rig) == {"e-a": "ready"})
@@ -200,3 +200,17 @@ def test_a_reload_in_the_middle_of_a_load(tmp_path: Path) -> None:
         await until(lambda: not any(alive(pid) for pid in pids(tmp_path, "a")))
 
     run(case, made, backends=0, load=lambda: config[0])
+
+
+def test_a_prefetch_that_brings_nothing_nearer_teaches_nothing(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        lodger = rig.app.plane.lodging.lodgers["e-a"]
+        for _ in range(2):
+            swapper(rig)._prefetch("a", "gpu0")  # its command names no files of weights
+            await until(lambda: not swapper(rig).moving)
+        assert (lodger.place, lodger.fetches) == ("disk", False)
+        assert rig.app.plane.lodging.costs.predict("a", 16e9, "rtx-5000-ada", "disk", "ram").seen == 0
+        swapper(rig)._prefetch("a", "gpu0")
+        assert not swapper(rig).moving, "nor is it tried again and again"
+
+    run(case, settings(backend(tmp_path, "a")), backends=0)
