@@ -285,7 +285,7 @@ class Swapper:
             lodger.fetches = False  # nor tried again: this only saves time
             self._plane.logs.event("warning", "prefetch", backend=lodger.name, reason=str(error))
             return
-        lodger.place = mover.home
+        lodger.place = lodger.rest = mover.home
         lodger.fetches = lodger.place != before
         if lodger.fetches:
             self._plane.lodging.observe(lodger, before, "ram", self._plane.now() - began_s)

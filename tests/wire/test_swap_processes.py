@@ -103,6 +103,7 @@ def test_two_processes_take_turns_and_none_outlives_the_gateway(tmp_path: Path) 
         costs, size = rig.app.plane.lodging.costs, 16e9
         assert costs.predict("a", size, "rtx-5000-ada", "disk", "gpu").seen == 1
         assert costs.predict("a", size, "rtx-5000-ada", "cache", "gpu").seen >= 1, "the second time it was near"
+        assert rig.app.plane.lodging.lodgers["e-a"].rest == "cache", "and stays so when it leaves"
 
     run(case, made, backends=0)
     assert not any(alive(pid) for model in "ab" for pid in pids(tmp_path, model))
