@@ -8,20 +8,24 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from cpu import e4
 from experiments import EXPERIMENTS, Bench
 from peers import peers
 
 from gateway.sim.campaign import Campaign, sources_hash
 
-EVERY = {**EXPERIMENTS, "peers": peers}
+EVERY = {**EXPERIMENTS, "e4": e4, "peers": peers}
 ROOT = Path(__file__).parents[3]
 HEAD = """# Astrolabe: what the simulator gives
 
-Everything here is **simulation** ([sim]): a model of the paper's cluster, not hardware. One constant (1 ms of engine
-overhead a step) was fitted to one published capacity, so levels are fitted and only differences are predictions.
+Everything but E4 (CPU time) is **simulation** ([sim]): a model of the paper's cluster, not hardware.
+One constant (1 ms of engine overhead a step) was fitted to one published capacity, so levels are fitted and only
+differences are predictions.
 Published figures come from one run each; its authors state +-0.3 per s for capacities. ± is half of the two-sided 80 %
 interval over seeds; runs are paired by seed. Constants of our policy stand in `examples/papers/astrolabe/*.toml`.
 
@@ -37,19 +41,29 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--kept", type=Path, default=ROOT / ".papers", help="folder of kept results")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "papers" / "astrolabe.md", help="the report")
+    parser.add_argument("--update", action="store_true", help="leave all else of the report as it is")
     given = parser.parse_args()
     data = os.environ.get("LEEWAY_DATA")
     campaign = Campaign(given.kept, sources_hash(ROOT), given.jobs, _tell)
     bench = Bench(campaign, Path(data) if data else None, given.seeds, given.requests)
-    parts, figures = [HEAD], {}
+    before = given.out.read_text(encoding="utf-8") if given.update else HEAD
+    parts, figures = dict(_sections(before)), {}
     for name in given.only.split(","):
         section = EVERY[name](bench)
-        parts.append(f"## {section.title}\n\n" + "\n".join(section.lines).strip())
+        parts[section.title] = "\n".join(section.lines).strip()
         figures.update(section.figures)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    text = "\n\n".join(f"## {title}\n\n{words}" if title else words for title, words in parts.items())
+    given.out.write_text(text + "\n", encoding="utf-8")
     shown = {key: None if math.isnan(value) else round(value, 3) for key, value in figures.items()}
     sys.stdout.write("\n" + json.dumps(shown) + "\n")
+
+
+def _sections(report: str) -> Iterator[tuple[str, str]]:
+    """Titles and words of a report; what stands before the first title has none."""
+    for part in re.split(r"^## ", report, flags=re.MULTILINE):
+        title, _, words = part.partition("\n") if not part.startswith("# ") else ("", "", part)
+        yield title, words.strip()
 
 
 def _tell(text: str) -> None:
