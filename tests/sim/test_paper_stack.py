@@ -1,4 +1,4 @@
-"""The parts of `make paper-astrolabe` that measure instead of simulating: CPU per decision."""
+"""The parts of `make paper-astrolabe` that measure instead of simulating: CPU per decision, the real stack in real time."""
 
 import json
 import subprocess
@@ -24,3 +24,15 @@ def test_cpu_per_decision_grows_with_the_instances_asked(tmp_path: Path) -> None
     assert {"cpu_step_by_step_26", "cpu_plain_python_32"} <= ratios.keys()
     assert all(1.5 < value < 20 for value in ratios.values()), ratios
     assert "| 32/s, plain Python |" in (tmp_path / "report.md").read_text()
+
+
+def test_the_real_stack_runs_beside_the_simulator(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("# Head\n\nWords.\n\n## E15: the real stack, small\n\nOld.\n\n## Last\n\nKept.\n")
+    figures = run(tmp_path, "--only", "e15", "--quick", "--requests", "24", "--update")
+    assert len(figures) == 9
+    assert all(value > 0 for value in figures.values())
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith("# Head\n\nWords.\n\n## E15: the real stack, small\n\nNot simulation")
+    assert report.endswith("\n\n## Last\n\nKept.\n")
+    assert "Old." not in report
+    assert "18 counted after" in report

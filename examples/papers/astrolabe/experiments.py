@@ -21,12 +21,14 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every experiment runs on. `seeds` and `requests` shorten the scenarios when they are set."""
+    """What every experiment runs on. `seeds` and `requests` shorten the scenarios when they are set; `quick`
+    runs what takes real time faster than it is meant."""
 
     campaign: Campaign
     data: Path | None
     seeds: int = 0
     requests: int = 0
+    quick: bool = False
 
     def scenario(self, name: str, seeds: int = 0) -> Scenario:
         """A scenario of this folder with at most so many seeds."""
