@@ -25,12 +25,12 @@ from backends.mock_responses import ResponsesFace
 from backends.mock_serving import SeenRequest, Serving
 from backends.mock_source import InstanceSource
 from predictor.instance import Instance
+from predictor.listening import listen
 from predictor.oracle import FixedPace, Oracle
 from predictor.sidecar import Sidecar, SidecarConfig
 
 __all__ = ["MockConfig", "MockEngine", "SeenRequest", "serve_mock"]
 
-_BACKLOG = 4096
 _CLOSE_TIMEOUT_S = 0.001  # aiohttp reads 0 as no limit at all
 
 
@@ -60,18 +60,9 @@ class MockEngine:
     async def start(self) -> str:
         """Listen, and return the base URL. OSError if the address is taken."""
         assert self._runner is None, "started twice"
-        self._runner = web.AppRunner(
-            self._build(), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
+        self._runner, self.url = await listen(
+            self._build(), self.config.host, self.config.port, handler_cancellation=True, shutdown_timeout=_CLOSE_TIMEOUT_S
         )
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self.config.host, self.config.port, backlog=_BACKLOG).start()
-        except OSError:
-            await self._runner.cleanup()
-            raise
-        port = self._runner.addresses[0][1]
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        self.url = f"http://{host}:{port}"
         if self.config.sidecar is not None:
             self.sidecar = self._beside(self.config.sidecar)
             await self.sidecar.start()

@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from predictor.listening import listen
 from predictor.oracle import Oracle
 from predictor.reservations import LIFE_S
 from predictor.sighting import NoSightError, Sighting, SnapshotSource
@@ -26,7 +27,6 @@ from predictor.wire import WIRE_VERSION, WireError, encode_reply, encode_snapsho
 BODY_BYTES_MAX = 256 * 1024
 WATCH_S = 0.05
 _CLOSE_TIMEOUT_S = 0.001  # aiohttp reads 0 as no limit at all
-_BACKLOG = 1024
 _KEEP_ALIVE_S = 3600.0
 
 
@@ -133,15 +133,8 @@ class Sidecar:
                 web.get("/metrics", self.metrics),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S, keepalive_timeout=_KEEP_ALIVE_S)
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self.config.host, self.config.port, backlog=_BACKLOG).start()
-        except OSError:
-            await self._runner.cleanup()
-            raise
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        self.url = f"http://{host}:{self._runner.addresses[0][1]}"
+        limits = {"shutdown_timeout": _CLOSE_TIMEOUT_S, "keepalive_timeout": _KEEP_ALIVE_S}
+        self._runner, self.url = await listen(app, self.config.host, self.config.port, **limits)
         self._watch = asyncio.create_task(self._keep_watch())
         if self._beside is not None:
             self._reader = asyncio.create_task(self._beside())
