@@ -139,6 +139,24 @@ def well(call: Call) -> None:
         call.answer(ANSWER)
 
 
+class Held:
+    """The play of a backend that holds its answers back until `go_on`: behind the head, or where they have `begun` behind a
+    first token. `order` is the first character of each prompt, as they came."""
+
+    def __init__(self, *, begun: bool = False) -> None:
+        self.go_on = asyncio.Event()
+        self.order: list[str] = []
+        self._first = (event("begun"),) if begun else ()
+
+    async def __call__(self, call: Call) -> None:
+        """Answer one call."""
+        self.order.append(call.json["messages"][0]["content"][:1])
+        call.start_events()
+        call.events(*self._first)
+        await self.go_on.wait()
+        call.end_events(event("x"), FINISH, DONE)
+
+
 async def silent(call: Call) -> None:
     """The play of a backend that never answers."""
     await call.gone.wait()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.wire.kit import chat
 from tests.wire.peer import Peer
-from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
+from tests.wire.scripted import DONE, FINISH, Held, ScriptedBackend, event
 from tests.wire.served import Served, served
 
 STREAMS = 50
@@ -18,13 +18,7 @@ Use = Callable[[Served, ScriptedBackend, list[Peer], asyncio.Event], Awaitable[N
 
 def with_streams(tmp_path: Path, drain_s: float, use: Use) -> None:
     """Run a test body with many streams in flight; each ends once the event is set."""
-    go_on = asyncio.Event()
-
-    async def play(call: Call) -> None:
-        call.start_events()
-        call.events(event("begun"))
-        await go_on.wait()
-        call.end_events(FINISH, DONE)
+    play = Held(begun=True)
 
     async def main() -> None:
         backend = ScriptedBackend("b0")
@@ -36,7 +30,7 @@ def with_streams(tmp_path: Path, drain_s: float, use: Use) -> None:
                 peer.ask(chat(stream=True))
             for peer in peers:
                 await peer.seen(b"begun")
-            await use(gateway, backend, peers, go_on)
+            await use(gateway, backend, peers, play.go_on)
         await backend.close()
 
     async def limited() -> None:
@@ -68,7 +62,7 @@ def test_case_10_5_streams_outlive_sigterm(tmp_path: Path) -> None:
         for peer in peers:
             answer = await peer.answer()
             assert answer.whole
-            assert answer.events == [event("begun"), FINISH, DONE]
+            assert answer.events == [event("begun"), event("x"), FINISH, DONE]
         assert await gateway.ended() == 0
         check_ends(gateway, "complete")
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config import Health, Timeouts
 from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
-from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event, silent, well
+from tests.wire.scripted import DONE, FINISH, Call, Held, ScriptedBackend, silent, well
 
 FIRST_BYTE_S = 0.2
 
@@ -218,13 +218,7 @@ def test_case_10_6_a_newcomer_is_waited_for(serves: str, status: int) -> None:
 
 def test_case_10_6_a_removed_backend_finishes_its_stream() -> None:
     """10.6: a stream that runs on a backend which is removed goes on to its end; then the backend is gone."""
-    go_on = asyncio.Event()
-
-    async def play(call: Call) -> None:
-        call.start_events()
-        call.events(event("begun"))
-        await go_on.wait()
-        call.end_events(FINISH, DONE)
+    play = Held(begun=True)
 
     async def case(rig: Rig) -> None:
         added = await add(rig, "added")
@@ -236,7 +230,7 @@ def test_case_10_6_a_removed_backend_finishes_its_stream() -> None:
         await peer.seen(b"begun")
         assert (await rig.admin("DELETE", "/admin/backends/added?timeout_s=30")).status == 202
         assert (await rig.admin("GET", "/admin/backends/added")).json["state"] == "draining"
-        go_on.set()
+        play.go_on.set()
         answer = await peer.answer()
         assert answer.whole
         assert answer.body.endswith(FINISH + DONE)

@@ -12,7 +12,7 @@ from gateway.config import GatewayConfig, ModelSpec, PolicyName, Queue
 from predictor.prefill import StepCosts
 from predictor.profile import EngineLimits, StepProfile
 from tests.wire.kit import CONFIG, Rig, chat, run, until, virtual_pause
-from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
+from tests.wire.scripted import DONE, FINISH, Call, Held, ScriptedBackend, event
 
 LONG = "the same long beginning of every prompt " * 400  # 16,000 characters, seven blocks
 SLOW = MockConfig(
@@ -72,40 +72,26 @@ def test_the_predicted_time_is_told() -> None:
 
 def test_short_ones_go_first_and_each_waits_for_an_open_replica() -> None:
     """One backend that holds its first token back: the line forms at the gateway, shortest first."""
-    go_on = asyncio.Event()
-    order = []
-
-    async def play(call: Call) -> None:
-        order.append(call.json["messages"][0]["content"][:1])
-        call.start_events()
-        await go_on.wait()
-        call.end_events(event("x"), FINISH, DONE)
-
+    play = Held()
     backend = ScriptedBackend("b0")
 
     async def case(rig: Rig) -> None:
         backend.play = play
         asked = [asyncio.create_task(rig.ask(chat("1" * 1_500_000, stream=True)))]
-        await until(lambda: len(order) == 1)
+        await until(lambda: len(play.order) == 1)
         for text in ("5" * 90_000, "4" * 60_000, "3" * 40_000, "2" * 20_000):
             asked.append(asyncio.create_task(rig.ask(chat(text, stream=True))))
             await until(lambda: rig.app.plane.held == len(asked) - 1)
-        go_on.set()
+        play.go_on.set()
         answers = await asyncio.gather(*asked)
         assert {answer.status for answer in answers} == {200}
-        assert order == ["1", "2", "3", "4", "5"]
+        assert play.order == ["1", "2", "3", "4", "5"]
 
     run(case, config(), backends=(backend,))
 
 
 def test_the_line_is_bounded_and_empties() -> None:
-    go_on = asyncio.Event()
-
-    async def play(call: Call) -> None:
-        call.start_events()
-        await go_on.wait()
-        call.end_events(event("x"), FINISH, DONE)
-
+    play = Held()
     backend = ScriptedBackend("b0")
 
     async def case(rig: Rig) -> None:
@@ -113,7 +99,7 @@ def test_the_line_is_bounded_and_empties() -> None:
         asked = [asyncio.create_task(rig.ask(chat("x" * 1_500_000, stream=True))) for _ in range(10)]
         await until(lambda: sum(task.done() for task in asked) == 4)
         assert rig.app.plane.held == 5
-        go_on.set()
+        play.go_on.set()
         statuses = sorted([answer.status for answer in await asyncio.gather(*asked)])
         assert statuses == [200] * 6 + [429] * 4
         assert (rig.app.plane.held, rig.app.plane.desks.waiting) == (0, 0)
@@ -145,13 +131,7 @@ def test_nobody_is_refused_for_a_prediction() -> None:
 
 
 def test_a_client_that_leaves_the_line_is_forgotten() -> None:
-    go_on = asyncio.Event()
-
-    async def play(call: Call) -> None:
-        call.start_events()
-        await go_on.wait()
-        call.end_events(event("x"), FINISH, DONE)
-
+    play = Held()
     backend = ScriptedBackend("b0")
 
     async def case(rig: Rig) -> None:
@@ -163,7 +143,7 @@ def test_a_client_that_leaves_the_line_is_forgotten() -> None:
         await until(lambda: rig.app.plane.held == 1)
         leaver.close()
         await until(lambda: rig.app.plane.held == 0)
-        go_on.set()
+        play.go_on.set()
         assert (await first).status == 200
         assert len(backend.calls) == 1
 

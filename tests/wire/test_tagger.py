@@ -21,7 +21,7 @@ from predictor.length import Guess, LengthTagger, Tag
 from predictor.prompts import PromptView
 from predictor.request import LengthEstimate
 from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
-from tests.wire.scripted import DONE, FINISH, Call, ScriptedBackend, event
+from tests.wire.scripted import Held, ScriptedBackend
 from tests.wire.tagger_kit import broken_command, tiny_models
 
 NEVER_LATE = 1000.0  # ms
@@ -109,15 +109,7 @@ def test_auto_starts_no_process_before_a_length_can_matter(tmp_path: Path) -> No
 
 def test_who_waits_in_the_line_is_told_and_goes_to_its_place() -> None:
     """The answer comes while the job waits: it is not held for it, and a short one passes those before it."""
-    go_on = asyncio.Event()
-    order = []
-
-    async def play(call: Call) -> None:
-        order.append(call.json["messages"][0]["content"][:1])
-        call.start_events()
-        await go_on.wait()
-        call.end_events(event("x"), FINISH, DONE)
-
+    play = Held()
     backend = ScriptedBackend("b0")
 
     async def case(rig: Rig) -> None:
@@ -127,15 +119,15 @@ def test_who_waits_in_the_line_is_told_and_goes_to_its_place() -> None:
         tagging.start()
         await up(rig)
         asked = [asyncio.create_task(rig.ask(chat("1" * 1_500_000, stream=True)))]
-        await until(lambda: len(order) == 1)
+        await until(lambda: len(play.order) == 1)
         for text in ("4", "3", "2 short"):
             asked.append(asyncio.create_task(rig.ask(chat(text, stream=True))))
             await until(lambda: rig.app.plane.held == len(asked) - 1)
         ((_, desk),) = rig.app.plane.desks
         await until(lambda: desk.hindsight.compared == 3, 20.0, lambda: tagging.counts.misses)
-        go_on.set()
+        play.go_on.set()
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
-        assert order[:2] == ["1", "2"]
+        assert play.order[:2] == ["1", "2"]
         assert desk.hindsight.changed >= 1
         assert desk.hindsight.gain_s > 0
 
@@ -144,13 +136,7 @@ def test_who_waits_in_the_line_is_told_and_goes_to_its_place() -> None:
 
 def test_an_answer_that_comes_late_corrects_what_is_expected_in_the_engine() -> None:
     """The request went with the constant length at the deadline; it is still under way when the models' answer comes."""
-    go_on = asyncio.Event()
-
-    async def play(call: Call) -> None:
-        call.start_events()
-        await go_on.wait()
-        call.end_events(event("x"), FINISH, DONE)
-
+    play = Held()
     backends = (ScriptedBackend("b0"), ScriptedBackend("b1"))
 
     async def case(rig: Rig) -> None:
@@ -165,7 +151,7 @@ def test_an_answer_that_comes_late_corrects_what_is_expected_in_the_engine() -> 
         mirrors = [replica.mirror for replica in rig.app.plane.fleet if replica.mirror is not None]
         assert [seat.expected for mirror in mirrors for seat in mirror.seats] == [round(exp(5.0))]
         assert tagging.counts.misses == {"late": 1}
-        go_on.set()
+        play.go_on.set()
         assert (await asked).status == 200
 
     run(case, config("", mode="auto", deadline_ms=1.0), backends=backends)
