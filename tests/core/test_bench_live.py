@@ -7,6 +7,7 @@ import json
 import math
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from tests.bench.live_fixed import FIRST_S, HEAD, LAST, TOKEN, TOKENS, Fixed
 from tests.bench.live_load import Call, Load, Seen
 from tests.bench.live_peers import PEERS, leeway_config
 from tests.bench.live_referee import Recorded, lines, read
-from tests.bench.live_run import Traffic, in_turn
+from tests.bench.live_rounds import Rounds, Whole
+from tests.bench.live_run import RunFailedError, Stage, Timing, Traffic, in_turn
 from tests.bench.live_trace import MARK_BYTES, Planned, answer_tokens, planned, shrunk, synthetic_rows, window
+from tests.bench.peers import Place
 
 FIRST, SECOND = (TraceRow(0.0, 200, 7, (0, 1, 2), 64), TraceRow(1.0, 300, 123, (0, 1, 3, 4), 64))
 
@@ -263,3 +266,30 @@ def test_nobody_is_always_the_first() -> None:
         ["a", "b", "c"],
     ]
     assert in_turn([], 3) == []
+
+
+class Canned(Rounds):
+    """Routers that are in time up to 42 requests/s; the one named `broken` does not start."""
+
+    def run(self, name: str, load: int, seed: int, rate_per_s: float) -> Run:
+        """Without a run."""
+        if name == "broken":
+            raise RunFailedError("does not start")
+        return a_run(name, [0.1 if rate_per_s <= 42.0 else 9.0], load, seed)
+
+    def told(self, run: Run) -> str:
+        """Nothing."""
+        return ""
+
+
+def test_one_that_fails_is_left_out_and_the_rate_of_100_is_searched_for_once(tmp_path: Path) -> None:
+    rounds = Canned(Stage(Place(tmp_path, tmp_path, "python"), Timing()), ["a", "broken", "b"])
+    rounds.compare({80: 10.0, 95: 20.0}, 2)
+    order = [(run.router, run.load, run.seed) for run in rounds.runs]
+    assert order[:2] == [("a", 80, 0), ("b", 80, 0)]
+    assert sorted(order) == [(name, load, seed) for name in "ab" for load in (80, 95) for seed in (0, 1)]
+    assert rounds.failed == {"broken": "does not start"}
+    whole = Whole("a", "capacity.json", 40.0, 0.95, lambda run: attained(run.ttft_s(), 1.0), {"trace": "t"})
+    found = rounds.capacity_per_s(whole)
+    assert 42.0 / live_capacity.PRECISION <= found <= 42.0
+    assert rounds.capacity_per_s(replace(whole, guess_per_s=30.0)) == found, "kept by all that it depends on"
