@@ -4,12 +4,12 @@ A TOML file as frozen records; every error names file, key and reason. Paths as 
 neither its SLOs nor its tiers nor its guard: every figure in a file is our own, and said so there.
 """
 
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gateway.sim.scenario import DATA_PREFIX, TruthSpec
+from gateway.sim.scenario_file import read_toml
 from gateway.sim.tables import TableError, record
 
 
@@ -120,12 +120,7 @@ def load_cascade(path: Path, data: Path | None = None) -> CascadeSpec:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TableError(str(path), "", error.strerror or str(error)) from error
-    except tomllib.TOMLDecodeError as error:
-        raise TableError(str(path), "", str(error)) from error
+    table = read_toml(path)
     base = table.pop("base", None)
     return table if base is None else {**_table(path.parent / str(base)), **table}
 

@@ -4,13 +4,13 @@ Paths in a scenario are relative to its file; one that begins with `$LEEWAY_DATA
 caller names. examples/papers/astrolabe/ shows every table in use.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gateway.config import ModelSpec, OrderName, PolicyName
+from gateway.sim.scenario_file import read_toml
 from gateway.sim.tables import TableError, record
 from gateway.sim.workload import WorkloadSpec
 from predictor.catalog import ProfileError, engine_profile
@@ -247,13 +247,7 @@ class Scenario:
 
 def load(path: Path, data: Path | None = None) -> Scenario:
     """The scenario of a file. `data` is the folder that `$LEEWAY_DATA` names. Raises TableError."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TableError(str(path), "", error.strerror or str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TableError(str(path), "", str(error)) from error
-    return parse(table, str(path), path.parent, data)
+    return parse(read_toml(path), str(path), path.parent, data)
 
 
 def parse(table: Mapping[str, Any], source: str, folder: Path, data: Path | None) -> Scenario:
