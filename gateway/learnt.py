@@ -15,6 +15,7 @@ from hashlib import blake2b
 import orjson
 
 from gateway.config import Admin
+from gateway.endless import endless
 from gateway.logs import Logs
 from predictor.kept import Keeper, Kept, KeptError
 
@@ -94,7 +95,7 @@ class Learnt:
     def start(self) -> None:
         """Write from now on, whenever something has changed."""
         if self._path:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(endless(self._run, "keeping what was learnt"))
 
     async def close(self) -> None:
         """Write a last time, and stop."""

@@ -7,11 +7,13 @@ them is logged. Probe failures are never request failures.
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from backends.base import Adapter, Identity, ProbeFailedError
 from backends.control_http import BackendControl, ControlSession
 from backends.registry import adapter_for
 from gateway.config import BackendSpec
+from gateway.endless import endless
 from gateway.fleet import Replica
 from gateway.kvfeeds import KvFeeds
 from gateway.relay.pool import any_address
@@ -37,7 +39,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Begin with what is in the fleet."""
-        self._housekeeper = asyncio.create_task(self._keep_house())
+        self._housekeeper = asyncio.create_task(endless(self._keep_house, "housekeeping"))
         for replica in self._plane.fleet:
             self.watch(replica.name)
 
@@ -47,7 +49,8 @@ class Upkeep:
         replica = self._plane.fleet.get(name)
         if replica is not None:
             self.feeds.watch(replica)
-        self._watchers[name] = asyncio.create_task(self._watch(name), name=f"probe-{name}")
+        probing = endless(partial(self._watch, name), "probing")
+        self._watchers[name] = asyncio.create_task(probing, name=f"probe-{name}")
 
     def unwatch(self, name: str) -> None:
         """Stop probing it."""
