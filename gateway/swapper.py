@@ -7,7 +7,7 @@ the same way as what the planner wants. Judgement is the planner's (gateway.swap
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from functools import partial
 from backends.movers import mover_for
 from backends.moves import MoveError, Mover, MoverSpec
 from gateway.config import BackendSpec
+from gateway.endless import endless
 from gateway.fleet import Replica
 from gateway.lodging import SLOTS, STARVE_MARGIN, Lodger, Waiter
 from gateway.lookout import Lookout
@@ -57,29 +58,14 @@ class Swapper:
         if self._plane.lodging.on and not self._tasks:
             self._plane.lodging.nudge = self._nudged.set
             self._sync()
-            self._tasks = [asyncio.create_task(self._for_good(work)) for work in (self._plan_on, self._look_on)]
+            works = {"planning swaps": self._plan_on, "looking who lies where": self._look_on}
+            self._tasks = [asyncio.create_task(endless(work, what)) for what, work in works.items()]
 
     def adopt(self) -> None:
         """The configuration changed."""
         self.start()
         self._sync()
         self._nudged.set()
-
-    async def _for_good(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """A mistake of ours in one round is told, and does not end the others."""
-        while True:
-            task = asyncio.create_task(work())
-            try:
-                await asyncio.wait((task,))
-            finally:
-                task.cancel()
-                await asyncio.wait((task,))
-            self._tell(task)
-            await asyncio.sleep(LOOK_S)
-
-    def _tell(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._plane.loop.call_exception_handler({"message": "a task of the swapper failed", "exception": error})
 
     async def close(self) -> None:
         """Stop, and end the processes that were started."""
@@ -252,7 +238,8 @@ class Swapper:
         if self._moving.get(device) is task:
             del self._moving[device]
         self._nudged.set()
-        self._tell(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._plane.loop.call_exception_handler({"message": "a swap failed", "exception": error})
 
     async def _moved_by(self, move: Move, reason: str) -> None:
         told = replace(await move.run(), why=reason)
