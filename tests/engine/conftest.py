@@ -20,6 +20,7 @@ from tests.engine.engine_run import (
     GENERATE_ARGS,
     GENERATE_ENV,
     POOLING_ARGS,
+    SLEEPING_ENV,
     Engines,
     Gateway,
     Portal,
@@ -68,9 +69,9 @@ def engines(folder: Path) -> Iterator[Engines]:
 def servers(engines: Engines) -> Iterator[Servers]:
     """Started at once: three take little longer than one, since much of a start is waiting."""
     made = Servers(
-        engines.publishing("smol-a", GENERATE_ARGS, GENERATE_ENV),
+        engines.publishing("smol-a", GENERATE_ARGS, (*GENERATE_ENV, *SLEEPING_ENV)),
         engines.publishing("smol-b", GENERATE_ARGS, GENERATE_ENV),
-        engines.server("embed", "tiny", "tiny-embed", POOLING_ARGS),
+        engines.server("embed", "tiny", "tiny-embed", POOLING_ARGS, SLEEPING_ENV),
     )
     every = [*made.generating, made.embed]
     try:

@@ -83,10 +83,10 @@ def read_answer(response: http.client.HTTPResponse, on_piece: Callable[[], None]
 
 @contextmanager
 def half_done(
-    target: Target, path: str, body: Json, headers: dict[str, str] | None = None
+    target: Target, path: str, body: Json, headers: dict[str, str] | None = None, timeout_s: float = STREAM_TIMEOUT_S
 ) -> Iterator[http.client.HTTPConnection]:
     """A request that is sent but not answered yet; leaving the block closes its socket, as a vanished client does."""
-    connection = _connect(target, "POST", path, body, STREAM_TIMEOUT_S, headers)
+    connection = _connect(target, "POST", path, body, timeout_s, headers)
     try:
         yield connection
     finally:
@@ -94,28 +94,36 @@ def half_done(
 
 
 class Stream(threading.Thread):
-    """A streamed request read in the background. `first` is set at the first piece of the body."""
+    """A request read in the background, streamed or not. `first` is set at the first piece of the body; silence may last
+    `timeout_s`."""
 
-    def __init__(self, target: Target, path: str, body: Json, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        path: str,
+        body: Json,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = STREAM_TIMEOUT_S,
+    ) -> None:
         super().__init__(daemon=True)
-        self._request = (target, path, body, headers)
+        self._request = (target, path, body, headers, timeout_s)
+        self._timeout_s = timeout_s
         self.first = threading.Event()
         self._answer: Answer | None = None
         self._failure: OSError | http.client.HTTPException | None = None
         self.start()
 
     def run(self) -> None:
-        target, path, body, headers = self._request
         try:
-            with half_done(target, path, body, headers) as connection:
+            with half_done(*self._request) as connection:
                 self._answer = read_answer(connection.getresponse(), self.first.set)
         except (OSError, http.client.HTTPException) as error:
             self._failure = error
 
     def result(self) -> Answer:
         """Wait for the end. Fails the test if no answer came at all."""
-        self.join(STREAM_TIMEOUT_S)
-        assert not self.is_alive(), f"the stream did not end within {STREAM_TIMEOUT_S} s"
+        self.join(self._timeout_s)
+        assert not self.is_alive(), f"the stream did not end within {self._timeout_s} s"
         assert self._answer is not None, f"no answer: {self._failure!r}"
         return self._answer
 

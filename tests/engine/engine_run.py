@@ -27,6 +27,7 @@ SCHEDULER = "backends.vllm_scheduler.SnapshotScheduler"
 GENERATE_ARGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 GENERATE_ENV = (("VLLM_ENABLE_RESPONSES_API_STORE", "1"),)
 POOLING_ARGS = ("--runner", "pooling", "--convert", "embed")
+SLEEPING_ENV = (("VLLM_SERVER_DEV_MODE", "1"),)  # /sleep and /wake_up exist with it alone
 
 
 def free_port() -> int:
@@ -125,11 +126,16 @@ class Engines:
         args: tuple[str, ...],
         env: tuple[tuple[str, str], ...] = (),
     ) -> Server:
+        """A server of one of the models."""
+        return Server(self.portal, name, self.launch(model, served, args, env), self.folder / f"{name}.log")
+
+    @staticmethod
+    def launch(model: str, served: str, args: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = ()) -> VllmLaunch:
+        """How it is started, by whomever."""
         environment = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine"))
         models = Path(os.environ.get("LEEWAY_ENGINE_MODELS", ROOT / ".models"))
         python, checkpoint = find_engine(environment, models, model)
-        launch = VllmLaunch(python, checkpoint, served, free_port(), args, env)
-        return Server(self.portal, name, launch, self.folder / f"{name}.log")
+        return VllmLaunch(python, checkpoint, served, free_port(), args, env)
 
 
 def start_all(portal: Portal, servers: list[Server]) -> None:
@@ -250,9 +256,12 @@ class Gateway:
             return False
 
     def _has_all(self) -> bool:
-        backends = ask(self.admin, "GET", "/admin/backends").json()["backends"]
+        try:
+            backends = ask(self.admin, "GET", "/admin/backends").json()["backends"]
+        except OSError:
+            return False  # the control plane comes after the data plane
         assert isinstance(backends, list)
-        return all(backend["routable"] for backend in backends)
+        return all(backend["routable"] or backend["state"] == "asleep" for backend in backends)
 
     def stop(self) -> int:
         """End it as a service manager does; its exit code (0 if it was never started)."""
