@@ -193,13 +193,15 @@ class Swapper:
         return step.mode == "idle" and self._plane.now() - since_s >= left_s
 
     def see(self) -> None:
-        """Take in what the fleet knows of lodgers."""
+        """Take in what the fleet knows of lodgers. Who came and was not probed yet has not been there for anybody."""
         for lodger in self._plane.lodging.lodgers.values():
             replica = self._replica(lodger)
             if replica is not None:
                 lodger.running = replica.in_flight
                 lodger.usable = replica.state != "down"
                 lodger.kept = min(lodger.kept, replica.in_flight)  # clients may have left
+                if lodger.phase == "in" and replica.state == "starting":
+                    lodger.since_s = self._plane.now()
 
     def waiters(self) -> list[Waiter]:
         """Requests that wait for any model, and those turned away that will come again."""
