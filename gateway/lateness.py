@@ -16,13 +16,14 @@ NEVER = math.inf
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a model is asked for. `waiting` are groups of (requests, seconds until their start is late), least slack
-    first, 0 or less for what is late already; `slack_s` is that of a request when it comes; `oldest_s` how long the
-    oldest has waited."""
+    first, 0 or less for what is late already; `slack_s` is that of a request when it comes, `classes` its kinds where they
+    differ (share of the requests, slack); `oldest_s` how long the oldest has waited."""
 
     waiting: tuple[tuple[float, float], ...] = ()
     rate_per_s: float = 0.0
     slack_s: float = 10.0
     oldest_s: float = 0.0
+    classes: tuple[tuple[float, float], ...] = ()
 
     @property
     def count(self) -> float:
@@ -51,6 +52,14 @@ class Prices:
     late_weight: float = 0.05
     starve_s: float = 240.0
     starve_weight: float = 100.0
+
+
+def turn(now_s: float, arrived_s: float, latest_s: float, aged_s: float) -> tuple[int, float]:
+    """The order of those who wait for one model, lowest first: who has waited for `aged_s`, as they came; then who can still
+    start by their latest start, the most urgent first; then who is late already, as they came."""
+    if now_s - arrived_s >= aged_s:
+        return 0, arrived_s
+    return (1, latest_s) if latest_s >= now_s else (2, arrived_s)
 
 
 def lateness_s(demand: Demand, windows: Sequence[Window], prices: Prices) -> float:
@@ -98,7 +107,8 @@ def _serve_coming(
     demand: Demand, rates: Sequence[tuple[float, float, float]], place: int, now_s: float, prices: Prices
 ) -> float:
     """What those cost that come until the horizon. `came` of them have been started."""
-    rate, slack_s, horizon_s = demand.rate_per_s, demand.slack_s, prices.horizon_s
+    rate, horizon_s = demand.rate_per_s, prices.horizon_s
+    classes = demand.classes or ((1.0, demand.slack_s),)
     last = rate * horizon_s - 1e-9
     came, cost_s = 0.0, 0.0
     for begin_s, end_s, per_s in rates[place:]:
@@ -112,7 +122,9 @@ def _serve_coming(
             until_s = min(end_s, level_s, now_s + (last - came) / per_s)
             if until_s > now_s:
                 part = per_s * (until_s - now_s)
-                cost_s += _positive(part, now_s - arrived_s - slack_s, until_s - (came + part) / rate - slack_s, prices.miss_s)
+                first_s, last_s = now_s - arrived_s, until_s - (came + part) / rate
+                for share, slack_s in classes:
+                    cost_s += _positive(part * share, first_s - slack_s, last_s - slack_s, prices.miss_s)
                 came += part
                 now_s = until_s
         if now_s < end_s and came < last:  # nobody waits: whoever comes is started at once

@@ -101,13 +101,14 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """`dwell_s` is the least time on a device, `swap_s` what a swap costs beside what it saves, `interrupt_s` what cutting
-    off a busy model costs beside that, `churn` the weight of swap seconds times the rate that they displace. `width` and
-    `steps` bound the search, `looks` over the number of models its candidates in all."""
+    """`dwell_s` is the least time on a device. A swap costs, beside what it does to requests, `swap_s` and `swap_weight` times
+    the seconds of moving, and `churn` times those seconds times the rate that they displace; cutting off a busy model costs
+    `interrupt_s`. `width` and `steps` bound the search, `looks` over the number of models its candidates in all."""
 
     prices: Prices = field(default_factory=Prices)
     dwell_s: float = 1.0
-    swap_s: float = 5.0
+    swap_s: float = 0.0
+    swap_weight: float = 1.0
     churn: float = 1.0
     interrupt_s: float = 200.0
     steps: int = 3

@@ -296,6 +296,7 @@ class Planner:
         settings = self._settings
         extra_s = state.extra_s + settings.churn * swap_s * displaced
         extra_s += (settings.swap_s if leaves else LOAD_S) * (2 if option.visit else 1)
+        extra_s += settings.swap_weight * swap_s if leaves else 0.0  # the device serves nobody new meanwhile
         extra_s += TIGHT_S * option.left + LEAVER_S * len(leaves) + (settings.interrupt_s if drain_s > 0 else 0.0)
         if option.fraction < 1:  # their answers take longer
             come = tenant.demand.rate_per_s * max(min(settings.prices.horizon_s, until_s) - ready_s, 0.0)

@@ -1,6 +1,7 @@
 """The swap planner in the simulation: what it may know of the world, and its due steps carried out. Pure.
 
-It knows nominal profiles, its own requests, and what its swaps and answers took so far; never the truth's factors nor an
+An adapter and no more: who is to move where is the planner's word alone, and who starts first that of `lateness.turn`. It
+knows nominal profiles, its own requests, and what its swaps and answers took so far; never the truth's factors nor an
 answer's length before it is over. It plans when somebody waits who cannot be started, no oftener than each `PAUSE_S`
 unless an engine has just got nothing to do.
 """
@@ -12,7 +13,7 @@ from random import Random
 
 from gateway.lateness import Demand, Prices
 from gateway.residency import Device, PlanSettings, Residency, Resident, Service, Step, Tenant
-from gateway.sim.swap_rules import Decide, bring, feed, nothing_to_do, stranded
+from gateway.sim.swap_rules import Decide, feed, stranded, turns
 from gateway.sim.swap_scenario import ModelSpec, SwapScenario
 from gateway.sim.swap_world import Engine, Gpu, Job, Swapped, World, footprint, kv_tokens
 from gateway.swaps import Planner
@@ -34,11 +35,14 @@ class _Learned:
         self.token_s, self.hold_seen = (spec.base_ms + spec.decode_ms * spec.slots / 2) * 1e-3, 4.0
         self.rate, self.rate_at_s = 0.0, 0.0
         self.slack_s = spec.ttft_s
+        self.targets: dict[float, float] = {}
 
     def arrived(self, job: Job, now_s: float) -> None:
         self.rate = self.rate_per_s(now_s) + 1 / RATE_TAU_S
         self.rate_at_s = now_s
         self.slack_s += (job.ttft_target_s - self.slack_s) / 20
+        self.targets = {target_s: count * 0.98 for target_s, count in self.targets.items()}
+        self.targets[job.ttft_target_s] = self.targets.get(job.ttft_target_s, 0.0) + 1.0
 
     def rate_per_s(self, now_s: float) -> float:
         return self.rate * math.exp(-(now_s - self.rate_at_s) / RATE_TAU_S)
@@ -53,8 +57,9 @@ class _Learned:
 class Ours:
     """One gateway's planner over a world."""
 
-    def __init__(self, world: World, scenario: SwapScenario, hosts: Mapping[str, HostProfile]) -> None:
+    def __init__(self, world: World, scenario: SwapScenario, hosts: Mapping[str, HostProfile], by_turn: bool = True) -> None:
         self._world = world
+        self._turn_of = turns(world, scenario) if by_turn else None
         self._costs = SwapCosts(hosts)
         self._learned = {name: _Learned(spec) for name, spec in world.models.items()}
         self._seen: dict[str, int] = dict.fromkeys(world.models, 0)
@@ -73,7 +78,7 @@ class Ours:
         """Start whom it can, and plan if that leaves somebody waiting."""
         world = self._world
         self._count()
-        feed(world)
+        feed(world, self._turn_of)
         if not any(world.waiting.values()) and not any(gpu.paused for gpu in world.gpus):
             return
         if world.now_s < self._next_s and not self._new_moment():
@@ -85,9 +90,7 @@ class Ours:
         for step in found.steps:
             if step.cut_s <= DUE_S and not self._gpus[step.device].swapping:
                 self._carry_out(step)
-        for model in stranded(world):  # who has nothing to do gives way, even where the plan saw no need
-            bring(world, model, world.gpus, lambda gpu: nothing_to_do(world, gpu))
-        feed(world)
+        feed(world, self._turn_of)
         later = [world.now_s + step.cut_s for step in found.steps if step.cut_s > DUE_S]
         self._wake(min([world.now_s + 2.0, *later]))
 
@@ -182,13 +185,15 @@ class Ours:
         for engine in frozen:
             groups[1] = groups.get(1, 0.0) + engine.running
             oldest_s = max(oldest_s, world.now_s - engine.cut_s)
-        demand = Demand(waiting, learned.rate_per_s(world.now_s), max(learned.slack_s - prompt_s, 0.0), oldest_s)
+        total = sum(learned.targets.values())
+        classes = tuple((count / total, max(target_s - prompt_s, 0.0)) for target_s, count in learned.targets.items())
+        demand = Demand(waiting, learned.rate_per_s(world.now_s), max(learned.slack_s - prompt_s, 0.0), oldest_s, classes)
         places = {gpu.host.name: "cache" for gpu in world.gpus if spec.name in gpu.cache}
         curve = from_ends(spec.gpu_rate, spec.cpu_rate) if spec.gpu_rate else None
         hosts = {gpu.host.name: service for gpu in world.gpus}
         return Tenant(spec.name, footprint(spec), hosts, demand, kv_tokens(spec), places=places, curve=curve)  # type: ignore[arg-type]
 
 
-def ours(hosts: Mapping[str, HostProfile]) -> Callable[[World, SwapScenario, Random], Decide]:
-    """The rule, for these hosts' priors."""
-    return lambda world, scenario, rng: Ours(world, scenario, hosts).decide
+def ours(hosts: Mapping[str, HostProfile], by_turn: bool = True) -> Callable[[World, SwapScenario, Random], Decide]:
+    """The rule, for these hosts' priors; without `by_turn` requests start in order of arrival."""
+    return lambda world, scenario, rng: Ours(world, scenario, hosts, by_turn).decide

@@ -14,23 +14,41 @@ All give requests to engines that are there in order of arrival, keep as many mo
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
+from gateway.lateness import turn
 from gateway.sim.swap_scenario import SwapScenario
-from gateway.sim.swap_world import Engine, Gpu, World, footprint, kv_tokens
+from gateway.sim.swap_world import Engine, Gpu, Job, World, footprint, kv_tokens
 
 Decide = Callable[[], None]
+TurnOf = Callable[[Job], tuple[int, float]]
+AGED = 0.7  # of the longest wait that may happen: from then on nobody overtakes
 
 
-def feed(world: World) -> None:
-    """Start whoever waits where there is a slot, on the emptiest engine first."""
+def feed(world: World, turn_of: TurnOf | None = None) -> None:
+    """Start whoever waits where there is a slot, on the emptiest engine first; as they came, or the lowest turn first."""
     for model, queue in world.waiting.items():
         if not queue:
             continue
         engines = [engine for engine in world.engines(model) if engine.free > 0]
         while queue and engines:
             engine = max(engines, key=lambda engine: engine.free)
+            if turn_of is not None:
+                first = min(queue, key=turn_of)
+                queue.remove(first)
+                queue.appendleft(first)
             world.start(engine)
             if engine.free <= 0:
                 engines.remove(engine)
+
+
+def turns(world: World, scenario: SwapScenario) -> TurnOf:
+    """The order by deadlines of gateway/lateness.py, as the gateway's line keeps it. The rules below do without."""
+
+    def turn_of(job: Job) -> tuple[int, float]:
+        spec = world.models[job.model]
+        latest_s = job.arrived_s + job.ttft_target_s - spec.prompt_tokens * spec.prompt_us * 1e-6
+        return turn(world.now_s, job.arrived_s, latest_s, AGED * scenario.starve_s)
+
+    return turn_of
 
 
 def stranded(world: World) -> list[str]:
@@ -98,9 +116,17 @@ def fifo(world: World, scenario: SwapScenario, rng: Random) -> Decide:
 
 def collate(world: World, scenario: SwapScenario, rng: Random) -> Decide:
     """Requests of the model that is there first."""
+    return _collating(world, None)
 
+
+def collate_by_turn(world: World, scenario: SwapScenario, rng: Random) -> Decide:
+    """The same with our order of requests, to tell what the order gives and what the planner. No peer does it."""
+    return _collating(world, turns(world, scenario))
+
+
+def _collating(world: World, turn_of: TurnOf | None) -> Decide:
     def decide() -> None:
-        feed(world)
+        feed(world, turn_of)
         for model in stranded(world):
             bring(world, model, world.gpus, lambda gpu: nothing_to_do(world, gpu))
 

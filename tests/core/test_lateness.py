@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.lateness import Demand, Prices, Window, lateness_s
+from gateway.lateness import Demand, Prices, Window, lateness_s, turn
 
 PLAIN = Prices(horizon_s=60.0, miss_s=0.0, late_weight=1.0, starve_s=math.inf)
 
@@ -85,3 +85,23 @@ def test_two_replicas_share() -> None:
     one = [Window(0, math.inf, 0, 1.0, 1.0)]
     assert lateness_s(demand, one, PLAIN) > 0.0
     assert lateness_s(demand, [*one, Window(0, math.inf, 0, 1.5, 1.5)], PLAIN) == pytest.approx(0.0)
+
+
+def test_each_kind_of_request_is_late_by_its_own_slack() -> None:
+    window = [Window(30.0, math.inf, 8, 4.0, 2.5)]
+    kinds = Demand((), 0.4, 99.0, classes=((0.7, 12.0), (0.3, 50.0)))
+    each = [lateness_s(Demand((), 0.4, slack_s), window, PLAIN) for slack_s in (12.0, 50.0)]
+    assert each[0] > 0
+    assert lateness_s(kinds, window, PLAIN) == pytest.approx(0.7 * each[0] + 0.3 * each[1])
+
+
+def test_turns_aged_then_urgent_then_late() -> None:
+    waiting = {
+        "aged": (0.0, 15.0),
+        "late": (60.0, 75.0),
+        "urgent": (90.0, 105.0),
+        "patient": (70.0, 130.0),
+        "later": (65.0, 80.0),
+    }
+    order = sorted(waiting, key=lambda name: turn(100.0, *waiting[name], aged_s=90.0))
+    assert order == ["aged", "urgent", "patient", "late", "later"]

@@ -129,6 +129,27 @@ def test_idle_memory_takes_the_weights_most_likely_wanted() -> None:
     assert [(action.kind, action.model) for action in found.actions] == [("prefetch", "b")]
 
 
+def test_who_has_nothing_to_do_gives_way_to_one_who_waits() -> None:
+    asked = model("a", 29.5, Demand((), 0.3, 10.0))
+    one = model("b", 16.4, burst(1, 12.0, rate=0.1))
+    idle, busy = Resident("a", "d0", since_s=60.0), Resident("a", "d0", 1.0, 3, 9.0, since_s=60.0)
+    assert [step.model for step in planned([asked, one], [idle], settings=PlanSettings()).due()] == ["b"]
+    assert not planned([asked, one], [busy], settings=PlanSettings()).due()
+
+
+def test_of_two_that_could_give_way_the_less_asked_for_goes() -> None:
+    tenants = [model("a", 29.5, Demand((), 0.2)), model("b", 29.5, Demand((), 0.02)), model("c", 29.5, burst(2))]
+    residents = [Resident("a", "d0", since_s=60.0), Resident("b", "d1", since_s=60.0)]
+    assert [step.leaves for step in planned(tenants, residents, 2, PlanSettings()).due()] == [("b",)]
+
+
+def test_a_swap_is_priced_by_the_time_it_takes() -> None:
+    tenants = [model("a", 29.5), model("b", 16.4, Demand(((1.0, 58.0),)))]
+    assert planned(tenants, [Resident("a", "d0")], settings=PlanSettings()).due()
+    slow = PlanSettings(swap_weight=20.0)
+    assert not planned(tenants, [Resident("a", "d0")], settings=slow).due()
+
+
 def test_a_device_with_a_swap_under_way_is_left_to_finish() -> None:
     found = planned([model("a", 29.5), model("b", 29.5, burst(4))], [Resident("a", "d0")], busy_s={"d0": 4.0})
     assert not found.due() and found.steps[0].cut_s >= 4.0

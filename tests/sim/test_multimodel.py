@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from gateway.sim.swap_ours import ours
-from gateway.sim.swap_rules import RULES
+from gateway.sim.swap_rules import RULES, collate_by_turn
 from gateway.sim.swap_run import figures, requests, run
 from gateway.sim.swap_scenario import DeviceSpec, ModelSpec, SwapScenario, TruthSpec
 from gateway.sim.swap_timeline import timeline_svg
@@ -72,6 +72,16 @@ def test_ours_keeps_the_bound_where_collation_starves() -> None:
     starved = figures(played("collate", scenario, 3), scenario).wait_max_s
     fed = figures(played("ours", scenario, 3), scenario).wait_max_s
     assert fed <= min(120.0, starved)
+
+
+def test_the_order_by_deadlines_saves_who_can_be_saved() -> None:
+    scenario = mix(rate=1.2, duration_s=400.0)
+    jobs = requests(scenario, Random(0))
+    shares = [
+        figures(run(scenario, rule, 0, jobs, HOSTS), scenario).good_share
+        for rule in (collate_by_turn, RULE["collate"], ours(HOSTS), ours(HOSTS, by_turn=False))
+    ]
+    assert shares[0] > shares[1] and shares[2] > shares[3]
 
 
 def test_a_swap_without_noise_takes_what_the_profile_says() -> None:

@@ -13,7 +13,7 @@ from random import Random
 
 from gateway.sim.scenario_file import read_table
 from gateway.sim.swap_ours import ours
-from gateway.sim.swap_rules import RULES
+from gateway.sim.swap_rules import RULES, collate_by_turn
 from gateway.sim.swap_run import figures, requests, run
 from gateway.sim.swap_scenario import SwapScenario
 from gateway.sim.swap_world import Job, World
@@ -30,6 +30,7 @@ LABELS = {
     "qlm": "QLM-like",
     "ours": "ours",
 }
+EXTRA = {"ours-fcfs": "ours, as they came", "collate-turn": "collation, our order"}  # to tell the order's part; no rivals
 LOADS = "traces/gentd26_load_and_queue_ms.csv.gz"
 
 
@@ -62,8 +63,8 @@ def world_of(job: Run) -> World:
         jobs = recorded(spec, Path(job.data), job.seed)
     else:
         jobs = requests(spec, Random(job.seed), rates(spec) if spec.rates else None)
-    rule = ours(hosts) if job.rule == "ours" else RULES[job.rule]
-    return run(spec, rule, job.seed, jobs, hosts)
+    own = {"ours": ours(hosts), "ours-fcfs": ours(hosts, by_turn=False), "collate-turn": collate_by_turn}
+    return run(spec, {**RULES, **own}[job.rule], job.seed, jobs, hosts)
 
 
 def rates(spec: SwapScenario) -> Mapping[str, list[float]]:
