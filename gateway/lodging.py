@@ -246,10 +246,10 @@ class Lodging:
         elif not there and absences.since_s == NEVER:
             absences.since_s = now_s
 
-    def bar(self, model: str, device: str, reason: str, now_s: float) -> None:
-        """Bringing it there failed."""
+    def bar(self, model: str, device: str, reason: str, now_s: float, counts: bool = True) -> None:
+        """Bringing it there failed; a failure that `counts` makes the next bar longer, and in the end hopeless."""
         before = self._bars.get((model, device))
-        count = before.count + 1 if before is not None else 0
+        count = before.count + counts if before is not None else 0
         self._bars[model, device] = Bar(now_s + min(BAR_FIRST_S * 2.0 ** min(count, 16), BAR_LAST_S), count, reason)
 
     def unbar(self, model: str, device: str) -> None:

@@ -18,6 +18,7 @@ from gateway.residency import Step
 from gateway.server import DataPlane
 
 DRAIN_LOOK_S = 0.02
+TOO_LONG = "the requests there did not end in time"
 Outcome = Literal["done", "failed", "given up"]
 
 
@@ -73,6 +74,8 @@ class Move:
         outcome: Outcome = "given up"
         if problem:
             self._reopen(leavers, target)
+            if target is not None and problem == TOO_LONG:  # else they would be cut off again at once, and for good
+                self._lodging.bar(target.model, target.device, problem, plane.now(), counts=False)
         else:
             problem = await self._swap(leavers, target, keep)
             outcome = "failed" if problem else "done"
@@ -109,7 +112,7 @@ class Move:
             if not self._wanted():
                 return "nobody waits for it any more"
             if self._plane.now() >= due_s:
-                return "the requests there did not end in time"
+                return TOO_LONG
             await asyncio.sleep(DRAIN_LOOK_S)
         return ""
 

@@ -11,6 +11,7 @@ from backends.mock import MockEngine
 from backends.moves import MoveError
 from backends.vllm_sleep import VllmSleep
 from gateway.config import Queue
+from gateway.lodging import BAR_FIRST_S
 from gateway.operator_errors import OperationError
 from gateway.residency import NEVER, Step
 from gateway.swap_config import Swaps
@@ -50,6 +51,23 @@ def test_a_drain_is_given_up_when_nobody_waits_any_more() -> None:
         assert rig.engines[1].requests_seen == 0
 
     share(case, "a", "b")
+
+
+def test_a_drain_that_takes_too_long_is_not_begun_anew_at_once() -> None:
+    async def case(rig: Rig) -> None:
+        await sleep(rig, "e-b")
+        running = ask(rig, "a")
+        await until(lambda: rig.engines[0].in_flight == 1)
+        first = ask(rig, "b")
+        await when(lambda: len(history(rig)) == 2, 60.0)
+        assert history(rig) == [("b", ("a",), "given up")] * 2
+        before, after = swapper(rig).history
+        assert after.at_s - before.at_s - before.drained_s >= BAR_FIRST_S, "who stays is open meanwhile"
+        assert "did not end in time" in rig.app.plane.lodging.why_barred("b", "gpu0")
+        assert whole(await running, LONG)
+        assert whole(await first, LONG)
+
+    share(case, "a", "b", swaps=replace(SWAPS, drain_s=5.0))
 
 
 def test_what_left_comes_back_where_the_load_fails() -> None:
