@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -81,6 +82,8 @@ def main() -> int:
     program = os.fork()
     if program == 0:
         _become(command)
+    with suppress(OSError):  # it has done so itself, and runs already
+        os.setpgid(program, program)  # else a signal heard before would go to nobody
     while True:
         heard = signal.sigwait(_HEARD)
         code = _ended(program)
