@@ -42,6 +42,7 @@ class Swapper:
         self._specs: dict[str, BackendSpec] = {}
         self._movers: dict[str, Mover] = {}
         self._moving: dict[str, asyncio.Task[None]] = {}  # by device
+        self._fetching: dict[str, asyncio.Task[None]] = {}  # reads ahead, which make way for moves
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._lookout = Lookout(plane, self._movers, self._moving, upkeep.watch)
@@ -69,7 +70,7 @@ class Swapper:
 
     async def close(self) -> None:
         """Stop, and end the processes that were started."""
-        tasks = [*self._tasks, *self._moving.values()]
+        tasks = [*self._tasks, *self._moving.values(), *self._fetching.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,7 +184,7 @@ class Swapper:
             if step.device not in self._moving and (step.cut_s <= DUE_S or self._starves(step, waiters)):
                 self._carry_out(step, why(step))
         for action in found.actions:
-            if action.kind == "prefetch" and action.device not in self._moving:
+            if action.kind == "prefetch" and action.device not in self.moving:
                 self._prefetch(action.model, action.device)
 
     def _starves(self, step: Step, waiters: Iterable[Waiter]) -> bool:
@@ -232,18 +233,23 @@ class Swapper:
 
     def _carry_out(self, step: Step, reason: str, by_hand: bool = False) -> None:
         move = Move(self._plane, self._movers, step, self._upkeep.watch, lambda: by_hand or self._wanted(step.model))
-        task = asyncio.create_task(self._moved_by(move, reason), name=f"swap-{step.device}")
+        fetch = self._fetching.get(step.device)
+        task = asyncio.create_task(self._moved_by(move, reason, fetch), name=f"swap-{step.device}")
         self._moving[step.device] = task
         task.add_done_callback(partial(self._over, step.device))
 
     def _over(self, device: str, task: asyncio.Task[None]) -> None:
-        if self._moving.get(device) is task:
-            del self._moving[device]
+        for tasks in (self._moving, self._fetching):
+            if tasks.get(device) is task:
+                del tasks[device]
         self._nudged.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._plane.loop.call_exception_handler({"message": "a swap failed", "exception": error})
 
-    async def _moved_by(self, move: Move, reason: str) -> None:
+    async def _moved_by(self, move: Move, reason: str, fetch: asyncio.Task[None] | None) -> None:
+        if fetch is not None:
+            fetch.cancel()
+            await asyncio.wait((fetch,))
         told = replace(await move.run(), why=reason)
         self.history.append(told)
         self.counts[told.model or ",".join(told.leaves), told.outcome] += 1
@@ -263,7 +269,7 @@ class Swapper:
     def _prefetch(self, model: str, device: str) -> None:
         for lodger in self._plane.lodging.lodgers.values():
             if (lodger.model, lodger.device) == (model, device) and lodger.fetches:
-                self._moving[device] = task = asyncio.create_task(self._fetch(lodger), name=f"fetch-{device}")
+                task = self._fetching[device] = asyncio.create_task(self._fetch(lodger), name=f"fetch-{device}")
                 task.add_done_callback(partial(self._over, device))
 
     async def _fetch(self, lodger: Lodger) -> None:
@@ -284,7 +290,7 @@ class Swapper:
     @property
     def moving(self) -> frozenset[str]:
         """The devices on which something moves or is fetched just now."""
-        return frozenset(self._moving)
+        return frozenset((*self._moving, *self._fetching))
 
     def load(self, model: str, device: str = "", dry_run: bool = False) -> Step:
         """Bring a model onto a device (""; the best one), whoever must leave for it. Raises OperationError."""

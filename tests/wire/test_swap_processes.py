@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.managed import ManagedProcess
 from gateway.config import BackendSpec, GatewayConfig, Queue
 from gateway.swap_config import Swaps, SwapSpec
 from tests.tools.programs import free_port
@@ -215,3 +216,17 @@ def test_a_prefetch_that_brings_nothing_nearer_teaches_nothing(tmp_path: Path) -
         assert not swapper(rig).moving, "nor is it tried again and again"
 
     run(case, settings(backend(tmp_path, "a")), backends=0)
+
+
+def test_reading_ahead_makes_way_for_a_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless_read(self: ManagedProcess) -> None:
+        await asyncio.Event().wait()
+
+    async def case(rig: Rig) -> None:
+        monkeypatch.setattr(ManagedProcess, "prefetch", endless_read)
+        swapper(rig)._prefetch("b", "gpu0")
+        assert swapper(rig).moving == {"gpu0"}
+        assert await say(rig, "a") == "a"
+        assert history(rig) == [("a", (), "done")]
+
+    run(case, settings(backend(tmp_path, "a"), backend(tmp_path, "b")), backends=0)
