@@ -21,7 +21,8 @@ from gateway.config import GatewayConfig
 from gateway.learnt import Learnt, file_of
 from gateway.logs import LineWriter, Logs
 from gateway.memory import GiveBack
-from gateway.operations import OperationError, Operations
+from gateway.operations import Operations
+from gateway.operator_errors import OperationError
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
@@ -70,6 +71,7 @@ class App:
         upkeep = Upkeep(self.plane)
         stack.push_async_callback(upkeep.close)
         self.operations = Operations(self.plane, upkeep, store, self._load)
+        stack.push_async_callback(self.operations.close)
         await self.plane.listen()
         self.operations.start()
         self.admin_key, made = admin_key(config)
