@@ -4,7 +4,8 @@ A state is a schedule of who may be given requests when; its cost is each model'
 (gateway/lateness.py), plus swap seconds times the rate that they displace. A beam search adds one step at a time: the
 latest models onto each device, over those whose leaving makes room, cut off now or once their queue has started, drained
 or paused; staying there or for a visit; or beside the others with a part of the layers, where the offload curve says so.
-Only the models that a step touches are reckoned anew.
+Only the models that a step touches are reckoned anew. Who shares a device's time with whom is told by who lies there at
+the end of a schedule, so a short stay beside others looks dear while it lasts in the plan, and free once it ends.
 """
 
 import math
