@@ -7,8 +7,9 @@ alone; and a disk that a machine shares, or that has a cache of its own, may giv
 
 The last line is JSON: per way (disk, cache) the medians with their spread, and per size the seconds that SwapCosts, which
 the gateway plans with, foretells of it after it has seen the other two and nothing else, with the relative error. `error`
-is that of the middle size, `error_worst` the worst of the three, which also foretells beyond what was seen. `reading` is
-what the engine itself says that reading the weights took, `line` the same errors of a plain straight line.
+is that of the middle size, `error_worst` the worst of the three, which also foretells beyond what was seen; `least` is the
+same of each size's quickest load alone, for a machine where others work (they make loads longer, never shorter). `reading_s`
+is what the engine itself says that reading the weights took, `line` the errors of a plain straight line through medians.
 """
 
 import argparse
@@ -104,6 +105,12 @@ def foretold(sizes: Mapping[str, float], loads: Times, way: Place, third: str) -
     return costs.predict(third, sizes[third], HOST, way, "gpu").mean_s, line.intercept + line.slope * sizes[third]
 
 
+def least_errors(sizes: Mapping[str, float], loads: Times, way: Place) -> dict[str, float]:
+    """Relative errors where each size has its quickest load alone."""
+    quickest = {key: [min(times)] for key, times in loads.items()}
+    return {name: foretold(sizes, quickest, way, name)[0] / quickest[way, name][0] - 1 for name in sizes}
+
+
 def figures(sizes: Mapping[str, float], loads: Times, reading: Times) -> dict[str, object]:
     """What the last line says."""
     found: dict[str, object] = {"gb": {name: round(size / 1e9, 3) for name, size in sizes.items()}}
@@ -123,8 +130,15 @@ def figures(sizes: Mapping[str, float], loads: Times, reading: Times) -> dict[st
                 "error": round(errors[name], 4),
             }
         worst = max(abs(error) for error in errors.values())
+        least = {name: round(error, 4) for name, error in least_errors(sizes, loads, way).items()}
         line = {name: round(error, 4) for name, error in straight.items()}
-        found[way] = {"sizes": by_size, "error": round(abs(errors[middle]), 4), "error_worst": round(worst, 4), "line": line}
+        found[way] = {
+            "sizes": by_size,
+            "error": round(abs(errors[middle]), 4),
+            "error_worst": round(worst, 4),
+            "least": least,
+            "line": line,
+        }
     return found
 
 
