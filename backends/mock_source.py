@@ -3,8 +3,11 @@
 A real engine publishes what it was told of answer lengths, not the truth; so does this one.
 """
 
+from dataclasses import replace
+
 from backends.mock_core import EngineCore
 from predictor.sighting import NoSightError, Sighting
+from predictor.snapshot import Snapshot
 
 
 class InstanceSource:
@@ -22,9 +25,17 @@ class InstanceSource:
         if core.stopped:
             raise NoSightError("gone", "the engine has ended")
         if self._last is None or self._last.number != core.changes:
-            snapshot = core.instance.snapshot(now_s, core.expected_tokens())
+            snapshot = as_sent(core.instance.snapshot(now_s, core.expected_tokens()))
             self._last = Sighting(core.changes, self._engine, snapshot, caches_prefixes=self._caches_prefixes)
         return self._last
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def as_sent(snapshot: Snapshot) -> Snapshot:
+    """The same with the requests' own ids: inside the engine a running number follows each."""
+    running, waiting = (
+        tuple([replace(one, id=one.id.rpartition("-")[0]) for one in some]) for some in (snapshot.running, snapshot.waiting)
+    )
+    return replace(snapshot, running=running, waiting=waiting)

@@ -13,20 +13,17 @@ from typing import Literal
 
 from gateway.accounts import Account
 from gateway.config import GatewayConfig
+from gateway.habits import PATIENCE_S, SLACK_STEP_S, Habits
 from gateway.lateness import Demand, Prices
 from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, Service, SwapPlan, Tenant
 from gateway.swap_config import DeviceSpec, FootprintSpec
 from predictor.cost import GB, HostProfile, Place, SwapCosts
 from predictor.offload import Footprint, from_ends
 
-RATE_TAU_S = 120.0
-PATIENCE_S = 30.0  # of a request that nothing was promised to
-SLACK_STEP_S = 2.0
 STARVE_MARGIN = 0.8
 ABSENCES = 16
 BAR_FIRST_S, BAR_LAST_S = 5.0, 300.0
 HOPELESS = 2  # failures after the first one
-HOLD_PRIOR_S, START_PRIOR_S = 5.0, 0.5
 SLOTS = 64
 SOON_S = 0.2  # what comes, and is not there yet, needs so long at least
 DOWN_S = 60.0  # who is down is expected back by then
@@ -67,32 +64,6 @@ class Lodger:
     usable: bool = True
     fetches: bool = True
     slots: int = SLOTS
-
-
-@dataclass(slots=True)
-class Habits:
-    """Of one model: how often it is asked for, and how long its requests take."""
-
-    rate: float = 0.0
-    rate_at_s: float = 0.0
-    start_s: float = START_PRIOR_S
-    hold_s: float = HOLD_PRIOR_S
-    seen: float = 4.0
-
-    def arrived(self, now_s: float) -> None:
-        """A request came."""
-        self.rate = self.rate_per_s(now_s) + 1 / RATE_TAU_S
-        self.rate_at_s = now_s
-
-    def rate_per_s(self, now_s: float) -> float:
-        """Requests per second, lately."""
-        return self.rate * math.exp(-(now_s - self.rate_at_s) / RATE_TAU_S)
-
-    def over(self, start_s: float, hold_s: float) -> None:
-        """A request was answered: seconds to its first byte, and in all, from its dispatch."""
-        self.seen = min(self.seen + 1, 100.0)
-        self.start_s += (start_s - self.start_s) / self.seen
-        self.hold_s += (hold_s - self.hold_s) / self.seen
 
 
 @dataclass(slots=True)
@@ -160,10 +131,10 @@ class Lodging:
         """Whether a model shares a device."""
         return model in self._absences
 
-    def arrived(self, model: str, now_s: float) -> None:
-        """A request for a model came."""
+    def arrived(self, model: str, now_s: float, deadline_s: float) -> None:
+        """A request for a model came; its first token is late from that instant on."""
         if model in self._absences:
-            self.habits(model).arrived(now_s)
+            self.habits(model).arrived(now_s, deadline_s - now_s)
 
     def over(self, account: Account) -> None:
         """A request is over."""
@@ -387,7 +358,8 @@ class Lodging:
                 groups[1] = groups.get(1, 0.0) + lodger.kept
                 oldest_s = max(oldest_s, now_s - lodger.kept_s)
         waiting = tuple((count, step * SLACK_STEP_S) for step, count in sorted(groups.items()))
-        return Demand(waiting, habits.rate_per_s(now_s), max(PATIENCE_S - habits.start_s, 0.0), oldest_s)
+        slack_s = max(PATIENCE_S - habits.start_s, 0.0)
+        return Demand(waiting, habits.rate_per_s(now_s), slack_s, oldest_s, habits.classes())
 
 
 def _footprint(spec: FootprintSpec) -> Footprint:

@@ -99,7 +99,7 @@ class Placement:
         """Look for a place for the first time. Raises Refusal."""
         plane, ask, account = self._plane, self._ask, self._seeker.account
         assert ask is not None
-        plane.lodging.arrived(ask.model, account.accepted_s)
+        plane.lodging.arrived(ask.model, account.accepted_s, account.deadline_s)
         if self._kind == "generate":
             station = self.station = plane.desks.station(ask.model, account.route)
             if station is not None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from predictor.forecast import Forecast
+from predictor.foretold import Foretold
 from predictor.kvview import KvView
 from predictor.outcomes import Outcomes
 from predictor.places import Comer, Places
@@ -56,6 +57,7 @@ class Oracle:
     def __init__(self, pace: Pace, overhead_s: float = 0.0) -> None:
         self.reservations = Reservations()
         self.outcomes = Outcomes()
+        self._lengths = Foretold()
         self._pace = pace
         self._overhead_s = overhead_s
         self._sighting: Sighting | None = None
@@ -94,12 +96,14 @@ class Oracle:
         if last is not None and sighting.number < last.number:  # another engine
             self._prefixes.forget()
             self.outcomes.forget()
+            self._lengths.forget()
         self.outcomes.saw(snapshot)
         if self.kv is not None and self._claimed:
             self._follow_prompts(self.kv, sighting)
-        if len(self.reservations):
+        if len(self.reservations) or len(self._lengths):
             present = {resident.id for resident in (*snapshot.running, *snapshot.waiting)} if sighting.lists_requests else set()
             self.reservations.seen(present.__contains__, snapshot.taken_s)
+            self._lengths.saw(present)
 
     def reserve(self, ask: Ask, now_s: float) -> float:
         """Count a request that is on its way; the instant at which that ends by itself."""
@@ -108,6 +112,7 @@ class Oracle:
                 self.outcomes.told(ask.id, self._foretold(ask, self._sighting, now_s).estimate.tpot_s, now_s)
             self._hit_tokens[ask.id] = self._hits(ask)
             self._use(ask)
+            self._lengths.told(ask.id, ask.lengths)
             if self.kv is not None and ask.prefix:
                 self.kv.sent(ask)
                 self._claimed[ask.id] = 0 if self._sighting is None else self._sighting.number
@@ -161,7 +166,7 @@ class Oracle:
             self._step_s = forecast.profile.step_s(step.prefill_tokens, step.decode_seqs, step.kv_tokens, step.pairs)
         pending = self.reservations.pending()
         self._hit_tokens = {one.id: self._hit_tokens.get(one.id, 0) for one in pending}
-        snapshot = replace(sighting.snapshot, step_ends_s=0.0)
+        snapshot = self._lengths.corrected(replace(sighting.snapshot, step_ends_s=0.0))
         if sighting.queueing is None or not ask.asked_s:  # an asker without a clock gets the place of its arrival
             reserved = tuple(
                 Resident(one.id, one.prompt_tokens, self._hit_tokens[one.id], 0, one.lengths.q50) for one in pending

@@ -37,8 +37,10 @@ class StepBudget:
             return self.tokens
         new = [(bound, count - before[bound]) for bound, count in steps]
         total = new[-1][1]
+        if total < 0:  # it has started anew, maybe with other settings
+            self.tokens, self._claim, self._proofs = 0, 0.0, 0
         if total <= 0:
-            return self.tokens  # nothing was computed, or it has started anew
+            return self.tokens
         top = next(bound for bound, count in new if count >= total)
         if top > max(self.tokens, self._claim):
             self.tokens, self._claim, self._proofs = 0, 0.0, 0

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.accounts import Account
 from gateway.config import GatewayConfig, ModelSpec
-from gateway.lodging import PATIENCE_S, Lodger, Lodging, Waiter
+from gateway.habits import PATIENCE_S, START_PRIOR_S
+from gateway.lodging import Lodger, Lodging, Waiter
 from gateway.residency import NEVER, Step, SwapPlan
 from gateway.swap_actions import plan
 from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps
@@ -32,7 +33,7 @@ def away(model: str, device: str = "g0", **fields: object) -> Lodger:
 
 def test_without_devices_it_is_off() -> None:
     made = Lodging(GatewayConfig(), host_profiles)
-    made.arrived("m", 1.0)
+    made.arrived("m", 1.0, NEVER)
     assert (made.on, made.lodges("m"), made.expected_s("m", 1.0), made.too_far_s("m", 1.0, 2.0)) == (False, False, None, 0.0)
 
 
@@ -147,6 +148,18 @@ def test_habits_learn_from_answers_that_were_whole() -> None:
     assert made.habits("a").seen == 5.0
     assert made.habits("a").hold_s == pytest.approx(5.0 + (20.0 - 5.0) / 5)
     for _ in range(30):
-        made.arrived("a", 10.0)
+        made.arrived("a", 10.0, NEVER)
     assert made.habits("a").rate_per_s(10.0) == pytest.approx(0.25)
     assert made.habits("a").rate_per_s(130.0) == pytest.approx(0.25 / 2.718281828)
+
+
+def test_each_kind_of_request_has_its_own_slack() -> None:
+    made = lodging(here("a"))
+    for number in range(400):
+        made.arrived("a", 10.0, 10.0 + (6.0 if number % 4 else 90.0))
+    classes = made.habits("a").classes()
+    assert [slack_s for _, slack_s in classes] == [6.0 - START_PRIOR_S, PATIENCE_S - START_PRIOR_S]
+    assert [share for share, _ in classes] == pytest.approx([0.75, 0.25], abs=0.02)
+    for _ in range(600):
+        made.arrived("a", 20.0, 21.0)
+    assert made.habits("a").classes() == ((1.0, pytest.approx(0.0, abs=2.0)),), "what does not come any more is forgotten"

@@ -105,3 +105,25 @@ def test_sidecar_goes_with_its_engine() -> None:
                 await client.get(url + "/healthz")
 
     asyncio.run(scenario())
+
+
+def test_a_reserved_request_is_recognised_in_the_engine() -> None:
+    """It counts once there, and with the length that was foretold for it, not with all that it might generate."""
+    ask = Ask("mine", "demo", 32, LengthEstimate(8, 8, 8, "test"))
+
+    async def scenario() -> None:
+        async with MockEngine(CONFIG) as engine, aiohttp.ClientSession(engine.url) as client:
+            assert engine.sidecar is not None
+            async with client.post(engine.sidecar.url + "/reserve", data=encode_ask(ask, 0)) as answer:
+                assert answer.status == 200
+            body = {"model": "demo", "prompt": [1] * 32, "max_tokens": 300, "ignore_eos": True, "stream": True}
+            async with client.post("/v1/completions", json=body, headers={"x-request-id": "mine"}) as stream:
+                await stream.content.readline()
+                foretold = await predict(engine.sidecar.url, 32, 30)
+                assert foretold["in_flight"] == 1
+                async with client.get(engine.sidecar.url + "/snapshot") as seen:
+                    state = await seen.json()
+                assert (state["reserved"], state["state"]["running"][0]["id"]) == (0, "mine")
+
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(scenario())
