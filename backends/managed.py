@@ -19,6 +19,7 @@ from predictor.cost import Place
 
 ASK_S = 2.0
 GAP_S = 0.1
+NAME_MAX = 255
 READ_BYTES = 8 * 1024 * 1024
 
 
@@ -161,7 +162,8 @@ class ManagedProcess:
 def _weights(paths: list[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
-        files += sorted(path.iterdir()) if path.is_dir() else [path]
+        if max(map(len, path.parts), default=0) <= NAME_MAX:  # else it is a word of the command, not a path
+            files += sorted(path.iterdir()) if path.is_dir() else [path]
     return [path for path in files if path.suffix in WEIGHT_SUFFIXES and path.is_file()]
 
 

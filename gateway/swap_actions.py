@@ -19,6 +19,11 @@ def plan(view: Residency, costs: SwapCosts, settings: PlanSettings) -> SwapPlan:
     return replace(found, actions=(*actions, *writer.prefetches(found)))
 
 
+def read_ahead(view: Residency, costs: SwapCosts) -> tuple[Action, ...]:
+    """While nothing is to be moved: what to bring nearer."""
+    return tuple(_Writer(view, costs).prefetches(SwapPlan((), 0.0, 0.0)))
+
+
 class _Writer:
     """Puts steps into words."""
 

@@ -23,12 +23,13 @@ from gateway.moving import Move, Moved
 from gateway.operator_errors import OperationError
 from gateway.residency import NEVER, Step, SwapPlan
 from gateway.server import DataPlane
-from gateway.swap_actions import plan, why
+from gateway.swap_actions import plan, read_ahead, why
 from gateway.swaps import Planner
 from gateway.upkeep import Upkeep
 
 LOOK_S = 2.0
 DUE_S = 0.05  # a step so near is carried out now
+IDLE_S = 10.0  # while nobody waits, what could be read ahead is looked at so often
 HISTORY = 64
 CONTROL_SLACK_S = 5.0
 
@@ -171,12 +172,14 @@ class Swapper:
         self.see()
         if plane.config.swaps.mode == "auto":
             self._bring_back()
-        waiters = self.waiters()
-        if not self._wants(waiters):
+        waiters, now_s = self.waiters(), plane.now()
+        if self._wants(waiters):
+            found = plan(lodging.view(waiters, now_s), lodging.costs, lodging.settings())
+        elif now_s < lodging.planned_s + IDLE_S or not any(device.ram_gb for device in plane.config.devices):
             lodging.plan = SwapPlan((), 0.0, 0.0)
             return
-        now_s = plane.now()
-        found = plan(lodging.view(waiters, now_s), lodging.costs, lodging.settings())
+        else:  # nobody waits: nothing is moved, but what may be asked for next is read ahead
+            found = SwapPlan((), 0.0, 0.0, read_ahead(lodging.view(waiters, now_s), lodging.costs))
         lodging.plan, lodging.planned_s = found, now_s
         if plane.config.swaps.mode != "auto":
             return

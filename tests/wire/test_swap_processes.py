@@ -230,3 +230,22 @@ def test_reading_ahead_makes_way_for_a_swap(tmp_path: Path, monkeypatch: pytest.
         assert history(rig) == [("a", (), "done")]
 
     run(case, settings(backend(tmp_path, "a"), backend(tmp_path, "b")), backends=0)
+
+
+def test_while_nobody_waits_what_may_be_asked_for_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.swapper.IDLE_S", 0.2)
+    (tmp_path / "b.safetensors").write_bytes(bytes(100_000))
+    asked = backend(tmp_path, "b")
+    asked = replace(asked, swap=replace(asked.swap, command=(*asked.swap.command, str(tmp_path / "b.safetensors"))))
+    made = settings(backend(tmp_path, "a"), asked)
+    made = replace(made, devices=tuple(replace(device, ram_gb=64.0) for device in made.devices))
+
+    async def case(rig: Rig) -> None:
+        lodging = rig.app.plane.lodging
+        lodging.arrived("b", rig.app.plane.now(), float("inf"))
+        await until(lambda: lodging.lodgers["e-b"].place == "cache")
+        assert not history(rig), "nothing was moved for it"
+        assert not pids(tmp_path, "b")
+        assert lodging.lodgers["e-a"].place == "disk", "nobody ever asked for that one"
+
+    run(case, made, backends=0)
