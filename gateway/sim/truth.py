@@ -90,6 +90,11 @@ class SteppedEngine:
         return self._instance.preemptions
 
     @property
+    def step_tokens(self) -> int:
+        """Computed by the step in progress."""
+        return self._instance.step_tokens
+
+    @property
     def running(self) -> int:
         """Requests in the batch."""
         return self._instance.running
