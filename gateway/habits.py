@@ -11,11 +11,27 @@ HOLD_PRIOR_S, START_PRIOR_S = 5.0, 0.5
 
 
 @dataclass(slots=True)
+class Rate:
+    """Requests per second, lately: each counts for less as time passes."""
+
+    value: float = 0.0
+    at_s: float = 0.0
+
+    def arrived(self, now_s: float) -> None:
+        """A request came."""
+        self.value = self.per_s(now_s) + 1 / RATE_TAU_S
+        self.at_s = now_s
+
+    def per_s(self, now_s: float) -> float:
+        """As of that instant."""
+        return self.value * math.exp(-(now_s - self.at_s) / RATE_TAU_S)
+
+
+@dataclass(slots=True)
 class Habits:
     """Of one model: how often it is asked for, and how long its requests take."""
 
-    rate: float = 0.0
-    rate_at_s: float = 0.0
+    rate: Rate = field(default_factory=Rate)
     start_s: float = START_PRIOR_S
     hold_s: float = HOLD_PRIOR_S
     seen: float = 4.0
@@ -23,8 +39,7 @@ class Habits:
 
     def arrived(self, now_s: float, patience_s: float) -> None:
         """A request came that may wait for so long."""
-        self.rate = self.rate_per_s(now_s) + 1 / RATE_TAU_S
-        self.rate_at_s = now_s
+        self.rate.arrived(now_s)
         kind = round(min(max(patience_s, 0.0), PATIENCE_S) / SLACK_STEP_S)
         self.kinds = {one: share * KIND_KEPT for one, share in self.kinds.items() if share > KIND_LEAST}
         self.kinds[kind] = self.kinds.get(kind, 0.0) + 1 - KIND_KEPT
@@ -38,7 +53,7 @@ class Habits:
 
     def rate_per_s(self, now_s: float) -> float:
         """Requests per second, lately."""
-        return self.rate * math.exp(-(now_s - self.rate_at_s) / RATE_TAU_S)
+        return self.rate.per_s(now_s)
 
     def over(self, start_s: float, hold_s: float) -> None:
         """A request was answered: seconds to its first byte, and in all, from its dispatch."""

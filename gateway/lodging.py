@@ -65,6 +65,11 @@ class Lodger:
     fetches: bool = True
     slots: int = SLOTS
 
+    @property
+    def backend(self) -> str:
+        """The name of its backend; where that has several models, each is a lodger of its own."""
+        return self.name.partition(":")[0]
+
 
 @dataclass(slots=True)
 class Bar:

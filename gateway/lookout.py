@@ -47,7 +47,7 @@ class Lookout:
     async def _look_at(self, lodger: Lodger) -> None:
         mover, before = self._movers[lodger.name], _moves_of(lodger)
         place, died = await mover.where(), mover.died()
-        replica = self._plane.fleet.get(lodger.name)
+        replica = self._plane.fleet.get(lodger.backend)
         asked = self._movers.get(lodger.name) is mover and self._plane.lodging.lodgers.get(lodger.name) is lodger
         if replica is None or not asked or lodger.device in self._moving or _moves_of(lodger) != before:
             return

@@ -87,7 +87,7 @@ class Move:
         return found[0] if found else None
 
     def _replica(self, lodger: Lodger) -> Replica | None:
-        return self._plane.fleet.get(lodger.name)
+        return self._plane.fleet.get(lodger.backend)
 
     # -- the leavers' requests
 
@@ -152,7 +152,7 @@ class Move:
         return ""
 
     async def _out(self, lodger: Lodger, keep: bool) -> None:
-        mover, fleet = self._movers[lodger.name], self._plane.fleet
+        mover = self._movers[lodger.name]
         try:
             took_s = await self._tried(lodger, lambda: mover.out(keep))
         except MoveError as error:
@@ -160,7 +160,7 @@ class Move:
                 self._left(lodger, mover, str(error))
             raise
         self._lodging.observe(lodger, "gpu", mover.home, took_s)
-        replica = fleet.get(lodger.name)
+        replica = self._replica(lodger)
         if keep and replica is not None and replica.in_flight:
             replica.paused, lodger.kept, lodger.kept_s = True, replica.in_flight, self._plane.now()
         self._left(lodger, mover, f"left for {self._step.model}" if self._step.model else "asked to leave")

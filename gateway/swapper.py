@@ -93,7 +93,7 @@ class Swapper:
                 self._let_go(name)
         lodgers: list[Lodger] = []
         for name, spec in found.items():
-            mine = [lodger for lodger in lodging.lodgers.values() if _backend(lodger) == name and name in self._specs]
+            mine = [lodger for lodger in lodging.lodgers.values() if lodger.backend == name and name in self._specs]
             for lodger in mine:
                 lodger.slots = _slots(spec)
             lodgers += mine if mine and (name not in changed or spec is self._specs[name]) else self._lodgers(spec)
@@ -104,7 +104,7 @@ class Swapper:
         """Whether what changed of that backend has to wait: for the end of a move, or of its requests, which are let finish
         before a process of ours ends."""
         for lodger in self._plane.lodging.lodgers.values():
-            if _backend(lodger) != name or not lodger.moves:
+            if lodger.backend != name or not lodger.moves:
                 continue
             if lodger.device in self._moving:
                 return True
@@ -142,7 +142,7 @@ class Swapper:
         yield Lodger(spec.name, model, swap.device, True, mover.home, mover.parts, mover.keeps, place=mover.home, slots=slots)
 
     def _replica(self, lodger: Lodger) -> Replica | None:
-        return self._plane.fleet.get(_backend(lodger))
+        return self._plane.fleet.get(lodger.backend)
 
     async def _look_on(self) -> None:
         while True:
@@ -357,11 +357,6 @@ class Swapper:
         if not states:
             return None
         return replace(min(states, key=lambda state: state.cost_s).steps[-1], cut_s=0.0)
-
-
-def _backend(lodger: Lodger) -> str:
-    """The name of its backend."""
-    return lodger.name.partition(":")[0]
 
 
 def _slots(spec: BackendSpec) -> int:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
+from gateway.habits import Rate
 from gateway.lateness import Demand, Prices
+from gateway.lodging import STARVE_MARGIN
 from gateway.residency import Device, PlanSettings, Residency, Resident, Service, Step, Tenant
 from gateway.sim.swap_rules import Decide, feed, stranded, turns
 from gateway.sim.swap_scenario import ModelSpec, SwapScenario
@@ -21,9 +23,7 @@ from predictor.cost import GB, HostProfile, Place, SwapCosts
 from predictor.offload import from_ends
 
 PAUSE_S = 1.0
-RATE_TAU_S = 120.0
 DUE_S = 0.05
-STARVE_MARGIN = 0.8
 SETTINGS = PlanSettings(width=1, looks=300)  # of a plan that is made each second; the search of one that is shown is wider
 
 
@@ -33,19 +33,15 @@ class _Learned:
     def __init__(self, spec: ModelSpec) -> None:
         self.tokens, self.tokens_seen = spec.output_tokens, 4.0
         self.token_s, self.hold_seen = (spec.base_ms + spec.decode_ms * spec.slots / 2) * 1e-3, 4.0
-        self.rate, self.rate_at_s = 0.0, 0.0
+        self.rate = Rate()
         self.slack_s = spec.ttft_s
         self.targets: dict[float, float] = {}
 
     def arrived(self, job: Job, now_s: float) -> None:
-        self.rate = self.rate_per_s(now_s) + 1 / RATE_TAU_S
-        self.rate_at_s = now_s
+        self.rate.arrived(now_s)
         self.slack_s += (job.ttft_target_s - self.slack_s) / 20
         self.targets = {target_s: count * 0.98 for target_s, count in self.targets.items()}
         self.targets[job.ttft_target_s] = self.targets.get(job.ttft_target_s, 0.0) + 1.0
-
-    def rate_per_s(self, now_s: float) -> float:
-        return self.rate * math.exp(-(now_s - self.rate_at_s) / RATE_TAU_S)
 
     def over(self, job: Job) -> None:
         self.tokens_seen = min(self.tokens_seen + 1, 200.0)
@@ -187,7 +183,7 @@ class Ours:
             oldest_s = max(oldest_s, world.now_s - engine.cut_s)
         total = sum(learned.targets.values())
         classes = tuple((count / total, max(target_s - prompt_s, 0.0)) for target_s, count in learned.targets.items())
-        demand = Demand(waiting, learned.rate_per_s(world.now_s), max(learned.slack_s - prompt_s, 0.0), oldest_s, classes)
+        demand = Demand(waiting, learned.rate.per_s(world.now_s), max(learned.slack_s - prompt_s, 0.0), oldest_s, classes)
         places = {gpu.host.name: "cache" for gpu in world.gpus if spec.name in gpu.cache}
         curve = from_ends(spec.gpu_rate, spec.cpu_rate) if spec.gpu_rate else None
         hosts = {gpu.host.name: service for gpu in world.gpus}
