@@ -237,7 +237,7 @@ def _lodger(lodging: Lodging, lodger: Lodger, now_s: float) -> LodgerView:
     start = lodger.rest if lodger.place == "gpu" else lodger.place
     barred_s = max(lodging.barred_s(lodger.model, lodger.device, now_s), 0.0)
     return LodgerView(
-        backend=lodger.name.partition(":")[0],
+        backend=lodger.backend,
         device=lodger.device,
         moves=lodger.moves,
         phase=lodger.phase,
@@ -278,7 +278,7 @@ def _device(lodging: Lodging, name: str, moving: bool) -> DeviceView:
     residents = tuple(
         ResidentView(
             lodger.model,
-            lodger.name.partition(":")[0],
+            lodger.backend,
             lodger.phase,
             round(lodger.fraction, 3),
             round(_resident_gb(lodging, lodger), 3),
