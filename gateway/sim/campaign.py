@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Kept = dict[str, Any]
 DECIDING = ("desk", "foresight", "jobs", "plan", "views")
 SOURCES = ("predictor", "gateway/policies", "gateway/sim", *(f"gateway/{name}.py" for name in DECIDING))
-NOT_DECIDING = ("campaign", "command", "html", "present", "stats")
+NOT_DECIDING = ("campaign", "command", "html", "paper", "present", "stats")
 
 
 def sources_hash(root: Path) -> str:
@@ -30,6 +30,18 @@ def sources_hash(root: Path) -> str:
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             if path.stem not in NOT_DECIDING:
                 digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def hash_of(root: Path, patterns: Sequence[str]) -> str:
+    """Of the files that match, for work that depends on other sources. Every pattern must match: a source that was moved
+    would go unnoticed."""
+    digest = hashlib.sha256()
+    for pattern in patterns:
+        found = sorted(root.glob(pattern))
+        assert found, pattern
+        for path in found:
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -16,13 +16,14 @@ from statistics import mean, median
 from typing import Any
 from unittest.mock import patch
 
-from experiments import Bench, Section, table
+from experiments import Scenarios
 
 import predictor.forecast
 from gateway.jobs import Dispatch, Job, Probe
 from gateway.sim.campaign import bare
 from gateway.sim.cluster import Cluster
 from gateway.sim.front import Front
+from gateway.sim.paper import Section, table
 from gateway.sim.runner import requests_of
 from gateway.sim.scenario import Scenario, ViewSpec
 from predictor.forecast import Forecast
@@ -167,7 +168,7 @@ def measure_cpu(item: tuple[Scenario, int, int]) -> dict[str, Any]:
     return found
 
 
-def e4(bench: Bench) -> Section:
+def e4(bench: Scenarios) -> Section:
     """CPU per decision, N = 2 against all."""
     scenario = bench.scenario("e14", 1)
     scenario = replace(scenario, workload=replace(scenario.workload, requests=bench.requests or REQUESTS))

@@ -5,56 +5,29 @@ were fixed before the first run. A figure that does not reproduce stands beside 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from measure import measure_herding, measure_ranks
 
-from gateway.sim.campaign import Campaign, bare
-from gateway.sim.present import shown
+from gateway.sim.campaign import bare
+from gateway.sim.paper import Bench, Section, spread, table
 from gateway.sim.scenario import PolicySpec, Scenario, load
-from gateway.sim.stats import Interval, interval, mean, ratio_of_means
+from gateway.sim.stats import Interval, mean, ratio_of_means
 
-Table = list[list[str]]
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What every experiment runs on. `seeds` and `requests` shorten the scenarios when they are set; `quick`
-    runs what takes real time faster than it is meant."""
-
-    campaign: Campaign
-    data: Path | None
-    seeds: int = 0
-    requests: int = 0
-    quick: bool = False
+class Scenarios(Bench):
+    """The scenarios of this folder, shortened as the command was told."""
 
     def scenario(self, name: str, seeds: int = 0) -> Scenario:
-        """A scenario of this folder with at most so many seeds."""
+        """One of them with at most so many seeds."""
         found = load(HERE / f"{name}.toml", self.data)
         limit = min(n for n in (seeds or len(found.seeds), self.seeds or len(found.seeds), len(found.seeds)))
         work = replace(found.workload, requests=self.requests or found.workload.requests)
         return replace(found, seeds=found.seeds[:limit], workload=work)
-
-
-@dataclass(slots=True)
-class Section:
-    """A part of the report. `figures` go into the command's line of JSON."""
-
-    title: str
-    lines: list[str]
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-def table(head: Sequence[str], rows: Table) -> list[str]:
-    """Markdown."""
-    return ["", "| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows), ""]
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Mean and half-width."""
-    return shown(interval(values), form)
 
 
 def seeds_of(scenario: Scenario) -> str:
@@ -65,7 +38,7 @@ def seeds_of(scenario: Scenario) -> str:
 BARRED = ("Po2", "Po2, true lengths", "Llumnix-", "ours")
 
 
-def e1(bench: Bench) -> Section:
+def e1(bench: Scenarios) -> Section:
     """Capacity at the SLO. The policies that no bar names get two seeds, and none in a short run."""
     scenario = bench.scenario("e1")
     few = replace(scenario, seeds=scenario.seeds[:2])
@@ -103,7 +76,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 Found = dict[str, dict[str, list[float]]]
 
 
-def compared(bench: Bench, scenario: Scenario, rate: float, labels: Sequence[str]) -> tuple[Found, list[str]]:
+def compared(bench: Scenarios, scenario: Scenario, rate: float, labels: Sequence[str]) -> tuple[Found, list[str]]:
     """Policies at one rate: their figures over seeds, and the table."""
     bench.campaign.warm(scenario, labels, [rate])
     found = {label: bench.campaign.figures(scenario, label, rate) for label in labels}
@@ -127,7 +100,7 @@ def ratios(found: Found, prefix: str) -> tuple[list[str], dict[str, float]]:
     return lines, figures
 
 
-def e14(bench: Bench) -> Section:
+def e14(bench: Scenarios) -> Section:
     """Our default against the best published policies near saturation."""
     scenario = bench.scenario("e14")
     labels = [policy.label for policy in scenario.policies if policy.label != "fan-out"]
@@ -137,7 +110,7 @@ def e14(bench: Bench) -> Section:
     return Section("E14: the late plan near saturation", [text, *lines, *words, ""], figures)
 
 
-def e3(bench: Bench) -> Section:
+def e3(bench: Scenarios) -> Section:
     """How preemptions were counted."""
     scenario = bench.scenario("e14")
     rows = []
@@ -152,7 +125,7 @@ def e3(bench: Bench) -> Section:
     return Section("E3: preemptions", [text, *table(["policy", "all replicas", "probed replicas"], rows)])
 
 
-def robust(bench: Bench) -> Section:
+def robust(bench: Scenarios) -> Section:
     """The same with another truth."""
     scenario = bench.scenario("robust")
     limit = mean(bench.campaign.capacities(scenario, "Llumnix-", scenario.seeds[:3]))
@@ -182,7 +155,7 @@ NOISE = (0.0, 0.25, 0.5, 1.0)
 SHAPES = (0.25, 0.5, 1.0, 2.0)
 
 
-def e5(bench: Bench) -> Section:
+def e5(bench: Scenarios) -> Section:
     """Noise and bursts."""
     scenario = bench.scenario("e14", 2)
     rows = []
@@ -208,7 +181,7 @@ def e5(bench: Bench) -> Section:
     return Section("E5: noise and bursts", [text, *heat, more, *table(["shape", "Po2", "Llumnix-", "ours"], bursts)])
 
 
-def e0(bench: Bench) -> Section:
+def e0(bench: Scenarios) -> Section:
     """Why run-time metrics mislead."""
     scenario = bench.scenario("e14", 2)
     blind = replace(scenario, policies=(PolicySpec("random", "random"),))
@@ -226,7 +199,7 @@ def e0(bench: Bench) -> Section:
     return Section("E0: run-time metrics and the true E2E", [text, *table(heads, rows)])
 
 
-def herding(bench: Bench) -> Section:
+def herding(bench: Scenarios) -> Section:
     """The longest row of dispatches to one replica."""
     scenario = bench.scenario("herding", 2)
     rows = []
@@ -245,7 +218,7 @@ def herding(bench: Bench) -> Section:
     return Section("Herding", [text, *table(["policy", "1 gateway", "2", "4"], rows)])
 
 
-def e2(bench: Bench) -> Section:
+def e2(bench: Scenarios) -> Section:
     """All policies over the load."""
     scenario = bench.scenario("e2", 1)
     bench.campaign.warm(scenario, [policy.label for policy in scenario.policies], scenario.rates_per_s)
@@ -260,13 +233,14 @@ def e2(bench: Bench) -> Section:
     return Section("E2: latencies over the load", [text, *table(["policy", *(f"{r:g}" for r in scenario.rates_per_s)], rows)])
 
 
-def e6(bench: Bench) -> Section:
+def e6(bench: Scenarios) -> Section:
     """Other settings of the engine, another model."""
     scenario = bench.scenario("e14", 1)
     rows = []
-    for name, changed in (("chunk 2,048", {"max_num_batched_tokens": 2048}), ("24 sequences", {"max_num_seqs": 24})):
-        kind = scenario.replicas[0]
-        other = replace(scenario, replicas=(replace(kind, limits=replace(kind.limits, **changed)),))
+    kind = scenario.replicas[0]
+    chunk, few = replace(kind.limits, max_num_batched_tokens=2048), replace(kind.limits, max_num_seqs=24)
+    for name, limits in (("chunk 2,048", chunk), ("24 sequences", few)):
+        other = replace(scenario, replicas=(replace(kind, limits=limits),))
         for rate in (26.0, 30.0):
             row = [f"{name}, {rate:g}/s"]
             for label in ("Po2", "Llumnix-", "ours"):
@@ -290,7 +264,7 @@ def e6(bench: Bench) -> Section:
     return Section("E6: generality", lines + table(["policy", "paper", "simulated"], held))
 
 
-def e7(bench: Bench) -> Section:
+def e7(bench: Scenarios) -> Section:
     """Live migration."""
     moving = bench.scenario("e7", 2)
     still = replace(moving, migration=None)
@@ -310,7 +284,7 @@ def e7(bench: Bench) -> Section:
     return Section("E7: live migration", [text, *table(["Llumnix-", *(f"{rate:g}/s" for rate in moving.rates_per_s)], rows)])
 
 
-EXPERIMENTS: dict[str, Callable[[Bench], Section]] = {
+EXPERIMENTS: dict[str, Callable[[Scenarios], Section]] = {
     "e1": e1,
     "e14": e14,
     "robust": robust,

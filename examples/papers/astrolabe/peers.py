@@ -1,7 +1,8 @@
 """Our plan against the published rules of other routers, on recorded traces; needs LEEWAY_DATA."""
 
-from experiments import Bench, Section, seeds_of, spread, table
+from experiments import Scenarios, seeds_of
 
+from gateway.sim.paper import Section, spread, table
 from gateway.sim.scenario import Scenario
 from gateway.sim.stats import mean, ratio_of_means
 
@@ -19,7 +20,7 @@ LOADS = ("70 %", "90 %", "105 %")
 Cell = dict[str, list[float]]
 
 
-def peers(bench: Bench) -> Section:
+def peers(bench: Scenarios) -> Section:
     """Every trace, rule and load. A cell is lost where a rule is better than ours in mean TTFT or P99 beyond the interval."""
     if bench.data is None:
         return Section("Against other routers' rules", ["Not run: LEEWAY_DATA does not name the folder of the traces."])
@@ -42,7 +43,7 @@ def peers(bench: Bench) -> Section:
     return Section("Against other routers' rules", lines, figures)
 
 
-def run_cells(bench: Bench, scenario: Scenario) -> dict[tuple[str, float], Cell]:
+def run_cells(bench: Scenarios, scenario: Scenario) -> dict[tuple[str, float], Cell]:
     """Figures by rule and rate."""
     labels = [policy.label for policy in scenario.policies]
     bench.campaign.warm(scenario, labels, scenario.rates_per_s)

@@ -25,10 +25,11 @@ from subprocess import PIPE
 from typing import Any
 from urllib.parse import urlsplit
 
-from experiments import Bench, Section, table
+from experiments import Scenarios
 
 from gateway.sim.cluster import Cluster
 from gateway.sim.foretold import foretold
+from gateway.sim.paper import Section, table
 from gateway.sim.runner import requests_of
 from gateway.sim.scenario import PolicySpec, Scenario, ViewSpec
 from gateway.sim.stats import mean, quantile
@@ -73,7 +74,7 @@ class Trip:
     back_s: float
 
 
-def e15(bench: Bench) -> Section:
+def e15(bench: Scenarios) -> Section:
     """Real time against simulated time."""
     scenario = bench.scenario("e15", 1)
     if bench.quick:

@@ -1,15 +1,13 @@
-"""What every part of the CASCADE report runs on: kept results, searches for loads, tables."""
+"""What every part of the CASCADE report runs on: set-ups, kept results, searches for loads."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.sim.campaign import Campaign
 from gateway.sim.cascade_report import Key, run_cascade
 from gateway.sim.cascade_spec import CascadeSpec, VariantSpec, load_cascade
-from gateway.sim.present import shown
-from gateway.sim.stats import interval, mean
+from gateway.sim.paper import Bench
+from gateway.sim.stats import mean
 
 HERE = Path(__file__).parent
 Cell = dict[str, list[float]]
@@ -19,15 +17,8 @@ DECIDING = (
         for name in ("budget", "queues", "share", "restore", "prefill", "profile", "instance", "kv", "sequence")
     ),
     *(f"gateway/sim/{name}.py" for name in ("stalls", "traces", "workload")),
+    "gateway/sim/cascade*.py",
 )
-
-
-def deciding_hash(root: Path) -> str:
-    """Of all sources on which a run depends."""
-    digest = hashlib.sha256()
-    for path in [*(root / name for name in DECIDING), *sorted((root / "gateway" / "sim").glob("cascade*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def run_kept(item: tuple[CascadeSpec, Key]) -> dict[str, float]:
@@ -36,16 +27,11 @@ def run_kept(item: tuple[CascadeSpec, Key]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """`seeds` and `requests` shorten the set-ups when they are set."""
-
-    campaign: Campaign
-    data: Path | None
-    seeds: int = 0
-    requests: int = 0
+class SetUps(Bench):
+    """The set-ups of this folder, shortened as the command was told, and their kept runs."""
 
     def spec(self, name: str) -> CascadeSpec:
-        """The set-up of a file of this folder."""
+        """One of them."""
         found = load_cascade(HERE / f"{name}.toml", self.data)
         seeds = found.seeds[: self.seeds] if self.seeds else found.seeds
         return replace(found, seeds=seeds, requests=min(found.requests, self.requests or found.requests))
@@ -76,25 +62,6 @@ class Bench:
 def bare(spec: CascadeSpec) -> CascadeSpec:
     """Without what does not change a run, so that a result is found again when only that changes."""
     return replace(spec, name="", note="", loads=(), variants=spec.variants[:1], seeds=(0,), low_per_s=1.0, high_per_s=40.0)
-
-
-@dataclass(slots=True)
-class Section:
-    """A part of the report. `figures` go into the command's line of JSON."""
-
-    title: str
-    lines: list[str]
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown."""
-    return ["", "| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows), ""]
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Mean and half-width."""
-    return shown(interval(values), form)
 
 
 def percent(values: Sequence[float]) -> str:

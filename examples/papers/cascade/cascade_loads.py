@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cascade_bench import Bench, Cell, Section, percent, seeds_of, spread, table
+from cascade_bench import Cell, SetUps, percent, seeds_of
 
 from gateway.sim.cascade_spec import CascadeSpec
+from gateway.sim.paper import Section, spread, table
 from gateway.sim.scenario import TruthSpec
 from gateway.sim.stats import Interval, mean, ratio_of_means
 
@@ -19,13 +20,13 @@ def rate_of(load: float, capacity: float) -> float:
     return round(load * capacity, 3)
 
 
-def anchors(bench: Bench, spec: CascadeSpec, step_per_s: float = 0.1) -> tuple[float, float]:
+def anchors(bench: SetUps, spec: CascadeSpec, step_per_s: float = 0.1) -> tuple[float, float]:
     """The capacity, and the rate at which feasible FCFS meets half."""
     fcfs = spec.variant("FCFS")
     return bench.load_at(spec, fcfs, 0.05, step_per_s), bench.load_at(spec, fcfs, 0.5, step_per_s)
 
 
-def cells_of(bench: Bench, spec: CascadeSpec, labels: Sequence[str], rates: Sequence[float]) -> Cells:
+def cells_of(bench: SetUps, spec: CascadeSpec, labels: Sequence[str], rates: Sequence[float]) -> Cells:
     """Runs what is missing."""
     bench.warm(spec, [spec.variant(label) for label in labels], rates)
     return {(label, rate): bench.cell(spec, spec.variant(label), rate) for label in labels for rate in rates}
@@ -45,7 +46,7 @@ def grid(labels: Sequence[str], rates: Sequence[float], capacity: float, cells: 
     return ["Cells: goodput per s / violations % / Jain over sizes / worst class's share in time.", *table(head, rows)]
 
 
-def e8(bench: Bench) -> Section:
+def e8(bench: SetUps) -> Section:
     """All variants, one engine."""
     spec = bench.spec("qwen72b")
     capacity, half = anchors(bench, spec)
@@ -127,10 +128,10 @@ def classes_table(spec: CascadeSpec, cells: Cells, rate: float, capacity: float)
     return [f"TTFT P50 / P99 in s by class, at {rate / capacity:.2g} x capacity:", *table(head, rows)]
 
 
-def model(name: str, title: str) -> Callable[[Bench], Section]:
+def model(name: str, title: str) -> Callable[[SetUps], Section]:
     """The same on another model, fewer loads."""
 
-    def part(bench: Bench) -> Section:
+    def part(bench: SetUps) -> Section:
         spec = bench.spec(name)
         capacity, half = anchors(bench, spec, 0.1 if spec.low_per_s >= 1 else 0.05)
         rates = sorted({*(rate_of(load, capacity) for load in spec.loads), half})
@@ -143,7 +144,7 @@ def model(name: str, title: str) -> Callable[[Bench], Section]:
     return part
 
 
-def four(bench: Bench) -> Section:
+def four(bench: SetUps) -> Section:
     """Four engines, one lost."""
     spec = bench.spec("four")
     capacity, half = anchors(bench, replace(spec, lost_at=0.0), 0.5)
@@ -160,7 +161,7 @@ def four(bench: Bench) -> Section:
     return Section("Four engines, one lost at half time", [*text, *grid(MAIN, rates, capacity, cells)], figures)
 
 
-def exact(bench: Bench) -> Section:
+def exact(bench: SetUps) -> Section:
     """When the predictor is right."""
     spec = replace(bench.spec("qwen72b"), truth=TruthSpec(), length_error=0.0)
     spec = replace(spec, seeds=spec.seeds[:3])
@@ -171,7 +172,7 @@ def exact(bench: Bench) -> Section:
     return Section("With a truth that the predictor knows", [text, "", *grid(MAIN, rates, capacity, cells)])
 
 
-LOADS_PARTS: Mapping[str, Callable[[Bench], Section]] = {
+LOADS_PARTS: Mapping[str, Callable[[SetUps], Section]] = {
     "e8": e8,
     "llama70b": model("llama70b", "Llama-3.1-70B"),
     "llama405b": model("llama405b", "Llama-3.1-405B"),

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cascade_bench import Bench, Section, percent, seeds_of, spread, table
+from cascade_bench import SetUps, percent, seeds_of
 from cascade_loads import anchors, rate_of
 
 from gateway.sim.cascade import engine_of
 from gateway.sim.cascade_spec import CascadeSpec, VariantSpec
+from gateway.sim.paper import Section, spread, table
 from gateway.sim.stats import mean
 from predictor.budget import Estimator, Load, Need, Releases
 from predictor.prefill import step_costs
@@ -21,7 +22,7 @@ def few(spec: CascadeSpec) -> CascadeSpec:
     return replace(spec, seeds=spec.seeds[:3])
 
 
-def compared(bench: Bench, spec: CascadeSpec, variants: list[VariantSpec], rates: list[float], capacity: float) -> list[str]:
+def compared(bench: SetUps, spec: CascadeSpec, variants: list[VariantSpec], rates: list[float], capacity: float) -> list[str]:
     """Goodput, joint goodput, prefix tokens reused and restored, of each variant."""
     bench.warm(spec, variants, rates)
     head = ["variant", *(f"{rate / capacity:.2g} ({rate:.2f}/s)" for rate in rates)]
@@ -36,7 +37,7 @@ def compared(bench: Bench, spec: CascadeSpec, variants: list[VariantSpec], rates
     return ["Cells: goodput per s / violations % / prompt tokens not computed % / restored %.", *table(head, rows)]
 
 
-def kv(bench: Bench) -> Section:
+def kv(bench: SetUps) -> Section:
     """Restore rules, prefetch, placement."""
     capacity, half = anchors(bench, bench.spec("qwen72b"))
     rates = [rate_of(3.0, capacity), half]
@@ -63,7 +64,7 @@ def kv(bench: Bench) -> Section:
     return Section("KV below HBM", [*text, "", *compared(bench, tight, rules, rates, capacity)])
 
 
-def crossover(bench: Bench) -> Section:
+def crossover(bench: SetUps) -> Section:
     """E10, in closed form."""
     rows = []
     lengths = (1024, 4096, 16384, 65536, 131072)
@@ -89,7 +90,7 @@ def crossover(bench: Bench) -> Section:
     return Section("E10: restore against recompute", [text, *table(head, rows)])
 
 
-def fairness(bench: Bench) -> Section:
+def fairness(bench: SetUps) -> Section:
     """E9: where SJF's Jain falls to 0.6, or that it does not."""
     capacity, _ = anchors(bench, bench.spec("qwen72b"))
     lines = ["The paper has SJF's Jain index (over sizes) fall to about 0.6 under heavy load. Ours:"]
@@ -116,7 +117,7 @@ def fairness(bench: Bench) -> Section:
     return Section("E9: fairness far beyond capacity", lines, {"sjf_jain_least": least})
 
 
-def _behind(bench: Bench, spec: CascadeSpec, rates: list[float], capacity: float) -> str:
+def _behind(bench: SetUps, spec: CascadeSpec, rates: list[float], capacity: float) -> str:
     """At which of these loads SJF has the higher goodput."""
     ours, theirs = (
         [mean(bench.cell(spec, spec.variant(label), rate)["goodput_per_s"]) for rate in rates] for label in ("MH", "SJF")
@@ -131,7 +132,7 @@ def _fair(cell: dict[str, list[float]]) -> str:
     return f"{mean(cell['goodput_per_s']):.2f} / {mean(cell['jain_sizes']):.3f} / {mean(cell['worst_size']):.2f}"
 
 
-def tpot(bench: Bench) -> Section:
+def tpot(bench: SetUps) -> Section:
     """Steps kept short for those who decode."""
     spec = few(bench.spec("qwen72b"))
     capacity, half = anchors(bench, bench.spec("qwen72b"))
@@ -159,7 +160,7 @@ def _joint(cell: dict[str, list[float]]) -> str:
     return f"{spread(cell['joint_per_s'], '.2f')} / {mean(cell['goodput_per_s']):.2f} / {percent(cell['tpot_violations'])}"
 
 
-def sweeps(bench: Bench) -> Section:
+def sweeps(bench: SetUps) -> Section:
     """One constant at a time."""
     spec = few(bench.spec("qwen72b"))
     capacity, _ = anchors(bench, bench.spec("qwen72b"))
@@ -190,7 +191,7 @@ def _swept(cell: dict[str, list[float]]) -> str:
     return f"{spread(cell['goodput_per_s'], '.3f')} / {fair} / {mean(cell['tier2_wait_p99_s']):.0f}"
 
 
-PARTS: Mapping[str, Callable[[Bench], Section]] = {
+PARTS: Mapping[str, Callable[[SetUps], Section]] = {
     "tpot": tpot,
     "kv": kv,
     "crossover": crossover,

@@ -4,21 +4,15 @@ Results are kept under `--kept` and used again as long as the sources that decid
 and taken up again. `--seeds` and `--requests` shorten it; the report says what was run.
 """
 
-import argparse
-import json
-import math
-import os
-import sys
 from pathlib import Path
 
-from cascade_bench import Bench, deciding_hash
+from cascade_bench import DECIDING, SetUps
 from cascade_loads import LOADS_PARTS
 from cascade_parts import PARTS
 
-from gateway.sim.campaign import Campaign
-from gateway.sim.tables import TableError
+from gateway.sim.campaign import hash_of
+from gateway.sim.paper import Paper, run
 
-EVERY = {**LOADS_PARTS, **PARTS}
 ROOT = Path(__file__).parents[3]
 HEAD = """# CASCADE: what the simulator gives
 
@@ -37,38 +31,7 @@ tiers, alpha 0.5, tier 2 with 2 %. For all, the guard is learned from observed s
 planned at the pace that the engine's steps have shown.
 
 Repeat with `make paper-cascade` (arguments in `PAPER_ARGS`); it reads the traces in the folder that `LEEWAY_DATA` names."""
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--only", default=",".join(EVERY), help="parts, comma-separated")
-    parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds")
-    parser.add_argument("--requests", type=int, default=0, help="at most so many requests a run")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--kept", type=Path, default=ROOT / ".papers", help="folder of kept results")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "papers" / "cascade.md", help="the report")
-    given = parser.parse_args()
-    data = os.environ.get("LEEWAY_DATA")
-    campaign = Campaign(given.kept, deciding_hash(ROOT), given.jobs, _tell)
-    bench = Bench(campaign, Path(data) if data else None, given.seeds, given.requests)
-    parts, figures = [HEAD], {}
-    try:
-        for name in given.only.split(","):
-            section = EVERY[name](bench)
-            parts.append(f"## {section.title}\n\n" + "\n".join(section.lines).strip())
-            figures.update(section.figures)
-    except TableError as error:
-        sys.exit(str(error))
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    shown = {key: None if math.isnan(value) else round(value, 4) for key, value in figures.items()}
-    sys.stdout.write("\n" + json.dumps(shown) + "\n")
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"\r{text}   ")
-
+PAPER = Paper("cascade", HEAD, {**LOADS_PARTS, **PARTS}, SetUps, hash_of(ROOT, DECIDING))
 
 if __name__ == "__main__":
-    main()
+    run(PAPER, ROOT, __doc__)

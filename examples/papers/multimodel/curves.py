@@ -1,16 +1,15 @@
 """E11 to E13: what a swap costs by bytes and by progress, and what a part of the layers on the GPU costs, with plots."""
 
 import math
-from dataclasses import dataclass, field
 from random import Random
 
-from gateway.sim.html import Line, Plot
+from gateway.sim.html import Line, Plot, svg
+from gateway.sim.paper import Picture, Section, table
 from gateway.sim.stats import mean
 from predictor.cost import GB, SwapCosts
 from predictor.hosts import host_profiles
 from predictor.offload import from_ends
 
-Table = list[list[str]]
 CHECKPOINTS = (100, 250, 500, 1000, 1500, 2000, 3000, 4000, 5000)
 # name, weights in GB (half precision), KV bytes per token, the published penalty on the RTX 5000 Ada
 CHECKED = (("Qwen2.5-3B", 6.2, 36_864, 3.0), ("Qwen3-8B", 16.4, 147_456, math.nan), ("Qwen2.5-14B", 29.5, 196_608, 7.3))
@@ -23,21 +22,6 @@ ENDS = (
     ("Qwen3 32B Q4, RTX 5000", 25.0, 3.0),
     ("Qwen3 32B Q4, A6000", 33.0, 3.0),
 )
-
-
-@dataclass(slots=True)
-class Section:
-    """A part of the report. `figures` go into the command's line of JSON, `plots` into files."""
-
-    title: str
-    lines: list[str]
-    figures: dict[str, float] = field(default_factory=dict)
-    plots: dict[str, Plot] = field(default_factory=dict)
-
-
-def table(head: list[str], rows: Table) -> list[str]:
-    """Markdown."""
-    return ["", "| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows), ""]
 
 
 def penalties() -> Section:
@@ -81,7 +65,7 @@ def penalties() -> Section:
         f"20 GB: the prediction at 9 GB errs {learned:.1%} on average over 20 such hosts (priors of an RTX 5000 Ada)."
     )
     plot = Plot("Penalty of a preemption, s", "weights, GB", (Line("RTX 5000 Ada", tuple(points)),))
-    return Section("E11 and E12: what a swap costs", text, {"third_size_err": learned}, {"penalty": plot})
+    return Section("E11 and E12: what a swap costs", text, {"third_size_err": learned}, {"penalty": drawn(plot)})
 
 
 def _third_size() -> float:
@@ -132,4 +116,9 @@ def offload() -> Section:
         lines.append(Line(name, tuple((x, *(3 * (one.rate_per_s(x) / fast,))) for x in fine)))
     shapes = Plot("Rate as a share of all on the GPU (assumed ends)", "share of layers on the GPU", tuple(lines))
     figures = {"harmonic_err": mean(harmonic), "linear_err": mean(linear)}
-    return Section("E13: offloading", text, figures, {"offload": sweep, "offload_shapes": shapes})
+    return Section("E13: offloading", text, figures, {"offload": drawn(sweep), "offload_shapes": drawn(shapes)})
+
+
+def drawn(plot: Plot) -> Picture:
+    """With its title below a section."""
+    return Picture(plot.title, svg(plot))

@@ -4,22 +4,18 @@ Results are kept under `--kept` and used again as long as the sources that decid
 taken up again. The recorded mix needs LEEWAY_DATA and is left out without it; the report says what was run.
 """
 
-import argparse
-import hashlib
 import json
-import math
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from curves import Section, offload, penalties, table
+from curves import offload, penalties
 from mixes import EXTRA, LABELS, MIXES, Run, measure, scenario, world_of
 
-from gateway.sim.campaign import Campaign
-from gateway.sim.html import svg
-from gateway.sim.present import shown
-from gateway.sim.stats import Interval, interval, mean, ratio_of_means
+from gateway.sim.campaign import hash_of
+from gateway.sim.paper import Bench, Paper, Picture, Section, run, spread, table
+from gateway.sim.stats import Interval, mean, ratio_of_means
 from gateway.sim.swap_timeline import timeline_svg
 
 ROOT = Path(__file__).parents[3]
@@ -66,46 +62,37 @@ waited for 70 % of the bound. The others start requests in order of arrival, as 
 from the order's: ours without that order, and collation with it, which no peer does; the bars are against the other five."""
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--mixes", default=",".join(MIXES), help="mixes, comma-separated")
-    parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--kept", type=Path, default=ROOT / ".papers", help="folder of kept results")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "papers" / "multimodel.md", help="the report")
-    given = parser.parse_args()
-    data = os.environ.get("LEEWAY_DATA", "")
-    campaign = Campaign(given.kept, _sources(), given.jobs, _tell)
-    wanted = [mix for mix in given.mixes.split(",") if data or scenario(mix).arrivals != "trace"]
-    sections = [penalties(), offload(), *(_mix(campaign, mix, given.seeds, data) for mix in wanted)]
-    figures: dict[str, float] = {}
-    for section in sections:
-        figures.update(section.figures)
-    sections.append(_bars(figures, wanted))
-    figures.update(sections[-1].figures)
-    _write(given.out, sections, wanted, data)
-    told = {key: None if math.isnan(value) else round(value, 3) for key, value in figures.items()}
-    sys.stdout.write("\n" + json.dumps(told) + "\n")
+@dataclass(frozen=True, slots=True)
+class Mixes(Bench):
+    """The mixes of this folder with their kept runs."""
+
+    def can_run(self, mix: str) -> bool:
+        """The recorded mix needs the data."""
+        return self.data is not None or scenario(mix).arrivals != "trace"
+
+    def run(self, mix: str, rule: str, seed: int) -> Run:
+        """What names one run; the data's folder only where it matters, so that results are found again elsewhere."""
+        spec = scenario(mix)
+        return Run(mix, rule, seed, spec.duration_s, str(self.data) if spec.arrivals == "trace" else "")
+
+    def seeds_of(self, mix: str) -> tuple[int, ...]:
+        """As many as the command was told."""
+        seeds = scenario(mix).seeds
+        return seeds[: self.seeds or len(seeds)]
+
+    def results(self, mix: str) -> dict[str, list[dict[str, float]]]:
+        """The figures of each rule, seed by seed."""
+        seeds = self.seeds_of(mix)
+        return {
+            rule: self.campaign.collect(measure, [self.run(mix, rule, seed) for seed in seeds]) for rule in (*LABELS, *EXTRA)
+        }
 
 
-def _sources() -> str:
-    """A hash of all on which a run depends."""
-    digest = hashlib.sha256()
-    for pattern in DEPENDS:
-        for path in sorted(ROOT.glob(pattern)):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _mix(campaign: Campaign, mix: str, limit: int, data: str) -> Section:
+def schedulers(mix: str, bench: Mixes) -> Section | None:
     """One table of schedulers."""
-    spec = scenario(mix)
-    seeds = spec.seeds[: limit or len(spec.seeds)]
-    got: dict[str, list[dict[str, float]]] = {}
-    for rule in (*LABELS, *EXTRA):
-        runs = [Run(mix, rule, seed, spec.duration_s, data if spec.arrivals == "trace" else "") for seed in seeds]
-        got[rule] = campaign.collect(measure, runs)
+    if not bench.can_run(mix):
+        return None
+    spec, seeds, got = scenario(mix), bench.seeds_of(mix), bench.results(mix)
     rows = [[{**LABELS, **EXTRA}[rule], *_cells(results)] for rule, results in got.items()]
     head = [
         "scheduler",
@@ -148,10 +135,10 @@ def _of(results: Sequence[dict[str, float]], name: str) -> list[float]:
 
 def _cells(results: Sequence[dict[str, float]]) -> list[str]:
     forms = (("goodput_per_s", ".3f"), ("good_share", ".3f"), ("wait_mean_s", ".1f"), ("wait_p99_s", ".0f"))
-    cells = [shown(interval(_of(results, name)), form) for name, form in forms]
+    cells = [spread(_of(results, name), form) for name, form in forms]
     cells.append(f"{max(_of(results, 'wait_max_s')):.0f}")
     rest = (("swaps_per_h", ".0f"), ("busy_share", ".2f"), ("worst_model", ".2f"))
-    return cells + [shown(interval(_of(results, name)), form) for name, form in rest]
+    return cells + [spread(_of(results, name), form) for name, form in rest]
 
 
 def _against_best(got: dict[str, list[dict[str, float]]]) -> tuple[Interval, str]:
@@ -160,8 +147,11 @@ def _against_best(got: dict[str, list[dict[str, float]]]) -> tuple[Interval, str
     return ratio_of_means(_of(got["ours"], "goodput_per_s"), theirs[best]), best
 
 
-def _bars(figures: dict[str, float], mixes: Sequence[str]) -> Section:
-    """What was to hold, and whether it does."""
+def bars(bench: Mixes) -> Section:
+    """What was to hold in all mixes, and whether it does."""
+    mixes, figures = [mix for mix in MIXES if bench.can_run(mix)], dict(offload().figures)
+    for section in (schedulers(mix, bench) for mix in mixes):
+        figures.update(section.figures if section else {})
     low = min(figures[f"{mix}_vs_best_goodput_low"] for mix in mixes)
     swaps = max(figures[f"{mix}_vs_collation_swaps"] for mix in mixes)
     fed = min(figures[f"{mix}_starvation_ok"] for mix in mixes)
@@ -184,38 +174,27 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "**no**"
 
 
-def _write(out: Path, sections: Sequence[Section], mixes: Sequence[str], data: str) -> None:
-    folder = out.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [HEAD]
-    for place, section in enumerate(sections):
-        text = "\n".join(section.lines).strip()
-        for name, plot in section.plots.items():
-            (folder / f"{name}.svg").write_text(svg(plot) + "\n", encoding="utf-8")
-            text += f"\n\n![{plot.title}]({folder.name}/{name}.svg)"
-        if place == 2:
-            parts.append(f"## Schedulers\n\n{WORDS}")
-        parts.append(f"## {section.title}\n\n{text}")
-    parts.append("## Who lay where\n\n" + _timelines(folder, mixes[0], data))
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _timelines(folder: Path, mix: str, data: str) -> str:
-    """Swap timelines of the first ten minutes of one run, ours and collation's, and as JSON for a page."""
-    spec, kept, lines = scenario(mix), {}, []
+def timelines(bench: Mixes) -> Section:
+    """Swaps in the first ten minutes of one run, ours and collation's, and as JSON for a page."""
+    mix, spans, pictures = MIXES[0], {}, {}
+    spec = scenario(mix)
     for rule in ("collate", "ours"):
-        world = world_of(Run(mix, rule, spec.seeds[0], spec.duration_s, data))
-        kept[rule] = [list(span) for span in world.timeline]
-        picture = timeline_svg(world.timeline, 600.0, f"{spec.name}, {LABELS[rule]}: swaps (grey) and models")
-        (folder / f"timeline_{rule}.svg").write_text(picture + "\n", encoding="utf-8")
-        lines.append(f"![{LABELS[rule]}]({folder.name}/timeline_{rule}.svg)")
-    (folder / "timelines.json").write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    return "\n\n".join(lines)
+        world = world_of(bench.run(mix, rule, spec.seeds[0]))
+        spans[rule] = [list(span) for span in world.timeline]
+        drawn = timeline_svg(world.timeline, 600.0, f"{spec.name}, {LABELS[rule]}: swaps (grey) and models")
+        pictures[f"timeline_{rule}"] = Picture(LABELS[rule], drawn)
+    return Section("Who lay where", [], pictures=pictures, files={"timelines.json": json.dumps(spans) + "\n"})
 
 
-def _tell(text: str) -> None:
-    sys.stderr.write(f"\r{text}   ")
-
+PARTS: dict[str, Callable[[Mixes], Section | None]] = {
+    "swap": lambda _: penalties(),
+    "offload": lambda _: offload(),
+    "rules": lambda _: Section("Schedulers", [WORDS]),
+    **{mix: partial(schedulers, mix) for mix in MIXES},
+    "bars": bars,
+    "timelines": timelines,
+}
+PAPER = Paper("multimodel", HEAD, PARTS, Mixes, hash_of(ROOT, DEPENDS))
 
 if __name__ == "__main__":
-    main()
+    run(PAPER, ROOT, __doc__)
