@@ -4,12 +4,25 @@ Foreign exceptions are mapped to ProbeFailedError once, at the boundary (control
 requests itself; adapters only identify, probe and (later) act on an engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import orjson
 
 Kind = Literal["unknown", "generate", "pooling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much an engine says that it holds and computes at once, in vLLM's words; 0: it does not say."""
+
+    kv_blocks: int = 0
+    block_size: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+
+
+UNSAID = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,18 @@ class Identity:
     kind: Kind = "unknown"
     max_model_len: int = 0
     scheduling: str = ""
+    sizes: Sizes = UNSAID
+
+    def completed(self, before: "Identity") -> "Identity":
+        """With what the same process said `before` where it says nothing now: a busy one may be late with an answer."""
+        if before.engine != self.engine:
+            return self
+        return replace(
+            self,
+            version=self.version or before.version,
+            scheduling=self.scheduling or before.scheduling,
+            sizes=before.sizes if self.sizes == UNSAID else self.sizes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ def vllm_scheduling(server_info: dict[str, object]) -> str:
 
 
 def sglang_scheduling(server_info: dict[str, object]) -> str:
-    """How an SGLang server orders its queue, from /server_info; "" when it does not say."""
+    """How an SGLang server orders its queue, from /server_info; "" when it does not say, or by what is in its cache."""
     enabled = server_info.get("enable_priority_scheduling")
     if not isinstance(enabled, bool):
         return ""
     if not enabled:
-        return "fcfs"
+        return "fcfs" if server_info.get("schedule_policy", "fcfs") == "fcfs" else ""
     return "priority-low-first" if server_info.get("schedule_low_priority_values_first") is True else "priority"

@@ -3,21 +3,26 @@
 Known from the wheel's source and a stub made of its request models; not run on an engine here.
 """
 
-from backends.base import ControlHttp, EngineReport, Kind, Reply
+from backends.base import ControlHttp, EngineReport, Identity, Kind, Reply
 from backends.metrics_text import samples
-from backends.openai import OpenAIAdapter, ok, told
+from backends.openai import OpenAIAdapter, listed_models, ok, told
 from backends.priorities import sglang_scheduling
+from backends.sglang_sizes import server_sizes
 
 
 class SglangAdapter(OpenAIAdapter):
-    """The kind comes from `is_generation`, the version from /server_info."""
+    """The kind comes from `is_generation`; version, order and sizes from /server_info."""
 
     engine = "sglang"
 
-    async def version(self, http: ControlHttp) -> str:
-        """From /server_info; a server without it is still usable."""
-        reply = await _first(http, "/server_info", "/get_server_info")
-        return str(reply.json().get("version") or "")[:64] if reply.status == 200 else ""
+    async def identify(self, http: ControlHttp) -> Identity:
+        """One look at /server_info for all that stands there: its schedulers are asked for it. One that is late with it,
+        or has none, is still usable. Raises ProbeFailedError."""
+        models, length, _ = listed_models(ok(await http.get("/v1/models"), "/v1/models"))
+        kind = await self.kind(http)
+        info = await told(http, "/server_info") or await told(http, "/get_server_info")
+        version = str(info.get("version") or "")[:64]
+        return Identity(self.engine, version, models, kind, length, sglang_scheduling(info), server_sizes(info))
 
     async def kind(self, http: ControlHttp) -> Kind:
         """From /model_info."""
@@ -28,10 +33,6 @@ class SglangAdapter(OpenAIAdapter):
         if generation is None:
             return "unknown"
         return "generate" if generation else "pooling"
-
-    async def scheduling(self, http: ControlHttp) -> str:
-        """From /server_info."""
-        return sglang_scheduling(await told(http, "/server_info"))
 
     async def check(self, http: ControlHttp) -> None:
         """GET /health."""

@@ -1,5 +1,5 @@
-"""What is believed of each backend's engine, and its mirror: settings first, then what it reports, then its profile, then
-a guess that `pace` corrects. Shell only by reading profile files.
+"""What is believed of each backend's engine, and its mirror: settings first, then what it says of itself, then its profile,
+then a guess that `pace` corrects. Shell only by reading profile files.
 """
 
 from collections import OrderedDict, deque
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 
-from backends.base import EngineReport
+from backends.base import UNSAID, EngineReport, Sizes
 from gateway.config import BackendSpec
 from gateway.fleet import Replica
 from gateway.jobs import Job
@@ -26,17 +26,20 @@ NOT_REPORTED = EngineReport()
 
 
 def believed(
-    spec: BackendSpec, report: EngineReport, max_model_len: int, step_tokens: int = 0
+    spec: BackendSpec, report: EngineReport, max_model_len: int, step_tokens: int = 0, sizes: Sizes = UNSAID
 ) -> tuple[StepProfile, EngineLimits]:
-    """Step times and limits of a backend's engine; `step_tokens` is the budget of its steps as found out, 0 if it was not.
+    """Step times and limits of a backend's engine. `sizes` are its own words (and go before its metrics, which may round a
+    block away); `step_tokens` is the budget of its steps as found out where it says none, 0 if it was not.
     Raises ProfileError when its profile can't be used."""
     steps, limits = GUESSED_STEPS.scaled(1.0 / spec.weight), GUESSED_LIMITS
     if spec.profile:
         found = engine_profile(spec.profile)
         steps, limits = found.step, found.limits or limits
-    kv_blocks = spec.kv_blocks or report.kv_blocks or limits.kv_blocks
-    block_size = spec.block_size or report.block_size or limits.block_size
-    seqs = spec.max_num_seqs or min(limits.max_num_seqs, step_tokens or limits.max_num_seqs)
+    held = sizes if sizes.kv_blocks else report
+    kv_blocks = spec.kv_blocks or held.kv_blocks or limits.kv_blocks
+    block_size = spec.block_size or held.block_size or limits.block_size
+    step_tokens = sizes.max_num_batched_tokens or step_tokens
+    seqs = spec.max_num_seqs or sizes.max_num_seqs or min(limits.max_num_seqs, step_tokens or limits.max_num_seqs)
     tokens = max(seqs, spec.max_num_batched_tokens or step_tokens or limits.max_num_batched_tokens)
     length = min(max_model_len or limits.max_model_len, kv_blocks * block_size)
     limits = replace(
@@ -68,7 +71,7 @@ class Engines:
 
     def __init__(self) -> None:
         self._reports: dict[str, EngineReport] = {}
-        self._specs: dict[str, BackendSpec] = {}  # what mirrors were made from
+        self._known_by: dict[str, tuple[BackendSpec, Sizes, int]] = {}  # what mirrors were made from
         self._surplus: dict[str, deque[int]] = {}
         self.problems: list[str] = []
         self.fresh: list[Mirror] = []  # without lessons enough of their own
@@ -105,9 +108,10 @@ class Engines:
     def mirror(self, replica: Replica) -> Mirror:
         """The replica's mirror, made when first asked for."""
         mirror = replica.mirror
-        if mirror is not None and self._specs.get(replica.name) != replica.spec:
-            mirror.retune(*self._believed(replica))  # its settings were changed while it works
-        self._specs[replica.name] = replica.spec
+        known = (replica.spec, replica.identity.sizes, replica.identity.max_model_len)
+        if mirror is not None and self._known_by.get(replica.name) != known:
+            mirror.retune(*self._believed(replica))  # its settings were changed while it works, or it says what it is
+        self._known_by[replica.name] = known
         if mirror is None:
             steps, limits = self._believed(replica)
             common = self._common.setdefault(steps, Pace(COMMON_MIN))
@@ -176,7 +180,7 @@ class Engines:
     def forget(self, name: str) -> None:
         """The backend is gone."""
         self._reports.pop(name, None)
-        self._specs.pop(name, None)
+        self._known_by.pop(name, None)
         self._surplus.pop(name, None)
         self._known.pop(name, None)
         self._earlier.pop(name, None)
@@ -185,7 +189,7 @@ class Engines:
         spec, report = replica.spec, self._reports.get(replica.name, NOT_REPORTED)
         try:
             found = replica.mirror.budget.tokens if replica.mirror is not None else 0
-            return believed(spec, report, replica.identity.max_model_len, found)
+            return believed(spec, report, replica.identity.max_model_len, found, replica.identity.sizes)
         except (ProfileError, ValueError) as error:
             self.problems.append(f"{spec.name}: {error}")
             return GUESSED_STEPS, GUESSED_LIMITS

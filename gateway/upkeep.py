@@ -108,7 +108,8 @@ class Upkeep:
             try:
                 if adapter is None or rounds % IDENTIFY_EVERY == 0:
                     adapter = await adapter_for(replica.spec.engine, http)
-                    identity = self._named(replica, await adapter.identify(http))
+                    found = await adapter.identify(http)
+                    identity = self._named(replica, found.completed(replica.identity) if rounds else found)
                 else:
                     await adapter.check(http)
                     identity = replica.identity

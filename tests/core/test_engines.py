@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.base import EngineReport
+from backends.base import EngineReport, Sizes
 from backends.metrics_text import labels_of, samples
 from backends.sglang import sglang_report
 from backends.vllm import vllm_report
@@ -73,6 +73,27 @@ def test_settings_win_over_reports_and_reports_over_the_profile() -> None:
     assert (steps, limits) == (PRESETS["demo-fast"].profile, PRESETS["demo-fast"].limits)
     steps, _ = believed(replace(SPEC, weight=2.0), NOT_REPORTED, 0)
     assert steps.base_s == pytest.approx(GUESSED_STEPS.base_s / 2)
+
+
+def test_what_the_server_says_of_itself_stands_between_settings_and_reports() -> None:
+    sizes, report = Sizes(6250, 64, 200, 4096), EngineReport(kv_blocks=400_001, block_size=1)
+    _, limits = believed(SPEC, report, 8192, 512, sizes)
+    assert (limits.kv_blocks, limits.block_size) == (6250, 64)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (200, 4096), "said, not found out"
+    _, limits = believed(replace(SPEC, max_num_seqs=32, max_num_batched_tokens=1024, kv_blocks=99), report, 0, 512, sizes)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.kv_blocks) == (32, 1024, 99)
+    _, limits = believed(replace(SPEC, profile="demo-fast"), report, 0, 0, Sizes(max_num_batched_tokens=32))
+    assert (limits.kv_blocks, limits.max_num_seqs, limits.max_num_batched_tokens) == (400_001, 32, 32)
+
+
+def test_sizes_that_a_server_says_later_reach_a_mirror_that_works() -> None:
+    engines, replica = Engines(), Replica(SPEC)
+    mirror = engines.mirror(replica)
+    replica.identity = replace(replica.identity, sizes=Sizes(6250, 64, 200, 4096))
+    assert engines.mirror(replica) is mirror
+    assert (mirror.limits.max_num_batched_tokens, mirror.limits.kv_blocks) == (4096, 6250)
+    replica.identity = replace(replica.identity, max_model_len=777)
+    assert engines.mirror(replica).limits.max_model_len == 777
 
 
 def test_a_profile_that_is_not_there_is_told_and_guessed() -> None:

@@ -2,7 +2,8 @@
 
 Runs in the engine's environment, where the wheel lies without its CUDA dependencies: only the file with the pydantic
 models is loaded, with the one helper that it imports stood in for. Timing and text mean nothing here; fields do.
-The header overrides are applied by the wheel's own function, and `/order` sorts what was seen by the wheel's own rule.
+The header overrides are applied by the wheel's own function, `/order` sorts what was seen by the wheel's own rule, and
+each name that `/server_info` has here stands in the source of what puts it there.
 usage: sglang_stub.py PORT [generate|embed|priority|priority-low-first]
 """
 
@@ -69,6 +70,27 @@ def queue_rule(low_first: bool) -> Any:
     return lambda waiting: names[rule.name](waiting, factor)
 
 
+def names_in(path: str, function: str = "") -> set[str]:
+    """All texts in a source file of the wheel, or in one function of it: the names of what is put into an answer there."""
+    nodes: list[ast.AST] = [ast.parse((WHEEL / "srt" / path).read_text())]
+    if function:
+        nodes = [n for n in ast.walk(nodes[0]) if isinstance(n, ast.FunctionDef) and n.name == function]
+    found = [node for top in nodes for node in ast.walk(top)]
+    return {str(node.value) for node in found if isinstance(node, ast.Constant)}
+
+
+def server_info_of(arguments: dict[str, Any], scheduler: dict[str, Any], states: list[dict[str, Any]]) -> dict[str, Any]:
+    """/server_info as the wheel composes it: resolved arguments, what a scheduler says at its start, each one's state."""
+    known = (
+        (names_in("arg_groups/field_order.py"), arguments),
+        (names_in("managers/scheduler.py", "get_init_info"), scheduler),
+        *((names_in("managers/scheduler_components/internal_state.py"), state) for state in states),
+    )
+    for names, told in known:
+        assert set(told) <= names, sorted(set(told) - names)
+    return {**arguments, **scheduler, "internal_states": states, "version": version("sglang")}
+
+
 models = load_models()
 overrides = _load("sglang_overrides", WHEEL / "srt" / "entrypoints" / "request_headers.py")
 app = FastAPI()
@@ -76,6 +98,21 @@ mode = sys.argv[2] if len(sys.argv) > 2 else "generate"
 generation = mode != "embed"
 low_first = mode == "priority-low-first"
 seen: list[dict[str, Any]] = []
+INFO = server_info_of(
+    {
+        "enable_priority_scheduling": mode.startswith("priority"),
+        "schedule_low_priority_values_first": low_first,
+        "schedule_policy": "fcfs",
+        "dp_size": 1,
+        "page_size": 16,
+        "chunked_prefill_size": 1024,
+        "max_prefill_tokens": 16384,
+        "max_running_requests": None,
+        "enable_session_radix_cache": False,
+    },
+    {"max_total_num_tokens": 64_000, "max_req_input_len": 4090},
+    [{"effective_max_running_requests_per_dp": 48}],
+)
 
 
 @app.get("/health")
@@ -90,10 +127,7 @@ async def model_info() -> dict[str, Any]:
 
 @app.get("/server_info")
 async def server_info() -> dict[str, Any]:
-    told = {"version": version("sglang"), "internal_states": []}
-    if mode.startswith("priority"):
-        told |= {"enable_priority_scheduling": True, "schedule_low_priority_values_first": low_first}
-    return told
+    return INFO
 
 
 @app.get("/v1/models")

@@ -10,8 +10,10 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from backends.base import Sizes
 from gateway.app import App
 from gateway.config import Admin, BackendSpec, GatewayConfig, Listen, ModelSpec
+from predictor.profile import EngineLimits
 from tests.engine.engine_run import ROOT, free_port
 
 STUB = Path(__file__).with_name("sglang_stub.py")
@@ -77,6 +79,17 @@ def test_it_is_recognised_with_version_and_kind(stubs: tuple[str, str]) -> None:
         assert found["gen"].version == "0.5.23"
         assert (found["gen"].kind, found["emb"].kind) == ("generate", "pooling")
         assert found["gen"].max_model_len == 4096
+
+    through_gateway(stubs, work)
+
+
+def test_its_sizes_and_order_are_read(stubs: tuple[str, str]) -> None:
+    async def work(app: App, client: openai.AsyncOpenAI) -> None:
+        found = {replica.name: replica for replica in app.plane.fleet}
+        assert found["gen"].identity.sizes == Sizes(4000, 16, 48, 1024)
+        assert found["gen"].scheduling == "fcfs"
+        await client.chat.completions.create(model="sglang-stub", messages=[{"role": "user", "content": "hi"}])
+        assert app.plane.desks.engines.mirror(found["gen"]).limits == EngineLimits(4000, 16, 48, 1024, 4096)
 
     through_gateway(stubs, work)
 

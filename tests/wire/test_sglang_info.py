@@ -1,0 +1,89 @@
+"""The sizes that an SGLang server tells reach the gateway's picture of it, and stay while the server is busy."""
+
+import json
+from dataclasses import replace
+
+import looptime
+
+from gateway.config import BackendSpec, Health, ModelSpec
+from predictor.profile import EngineLimits
+from tests.wire.kit import CONFIG, Rig, chat, run, until, virtual_pause
+from tests.wire.scripted import Call, ScriptedBackend, well
+
+SAID = {
+    "version": "0.5.23",
+    "enable_priority_scheduling": False,
+    "dp_size": 1,
+    "page_size": 16,
+    "chunked_prefill_size": 512,
+    "max_total_num_tokens": 65536,
+    "internal_states": [{"effective_max_running_requests_per_dp": 32}],
+}
+
+
+class Server:
+    """An SGLang server's own routes on a scripted backend; `silent`: its schedulers are too busy to be asked."""
+
+    def __init__(self, backend: ScriptedBackend) -> None:
+        self.said = SAID
+        self.silent = False
+        self.looks = 0
+        backend.play = self.play
+
+    def play(self, call: Call) -> None:
+        if call.target == b"/model_info":
+            call.answer(b'{"is_generation":true}')
+        elif call.target == b"/server_info":
+            self.looks += 1
+            if not self.silent:
+                call.answer(json.dumps(self.said).encode())
+        elif call.target == b"/get_server_info":
+            self.looks += 1
+        else:
+            well(call)
+
+
+def limits(rig: Rig) -> EngineLimits | None:
+    (replica,) = rig.app.plane.fleet
+    return replica.mirror.limits if replica.mirror is not None else None
+
+
+def sglang(made: BackendSpec) -> BackendSpec:
+    return replace(made, engine="sglang")
+
+
+def test_sizes_come_stay_and_change() -> None:
+    backend = ScriptedBackend("b0")
+    server = Server(backend)
+    config = replace(CONFIG, models=(ModelSpec("m", "plan"),), health=Health(interval_s=0.1, timeout_s=0.5))
+
+    async def case(rig: Rig) -> None:
+        assert (await rig.ask(chat("hi", stream=True))).status == 200
+        assert limits(rig) == EngineLimits(4096, 16, 32, 512, 65536)
+        server.silent = True
+        looks = server.looks
+        await until(lambda: server.looks >= looks + 4, limit_s=60.0)
+        await virtual_pause(2.0)
+        (replica,) = rig.app.plane.fleet
+        assert replica.state == "ready", "that it is late with this is no failure"
+        assert (replica.identity.version, replica.identity.scheduling) == ("0.5.23", "fcfs")
+        assert (await rig.ask(chat("hi", stream=True))).status == 200
+        assert limits(rig) == EngineLimits(4096, 16, 32, 512, 65536)
+        server.said, server.silent = SAID | {"chunked_prefill_size": 2048}, False
+        await until(lambda: replica.identity.sizes.max_num_batched_tokens == 2048, limit_s=60.0)
+        assert (await rig.ask(chat("hi", stream=True))).status == 200
+        assert limits(rig) == EngineLimits(4096, 16, 32, 2048, 65536)
+
+    run(case, config, backends=(backend,), spec=sglang, on=looptime.new_event_loop, limit_s=300.0)
+
+
+def test_settings_win() -> None:
+    backend = ScriptedBackend("b0")
+    Server(backend)
+    config = replace(CONFIG, models=(ModelSpec("m", "plan"),))
+
+    async def case(rig: Rig) -> None:
+        assert (await rig.ask(chat("hi", stream=True))).status == 200
+        assert limits(rig) == EngineLimits(100, 16, 32, 256, 1600)
+
+    run(case, config, backends=(backend,), spec=lambda made: replace(sglang(made), kv_blocks=100, max_num_batched_tokens=256))
