@@ -62,21 +62,21 @@ test-engine: $(READY) engine  ## real vLLM on the CPU behind the gateway
 
 bench-overhead: $(WHEEL)  ## CPU, memory, first event beside nginx, HAProxy and three Rust routers (7 rounds, 20 minutes)
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
-	$(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/overhead.py --home $(BENCH) $(BENCH_ARGS)
+	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.overhead --home $(BENCH) $(BENCH_ARGS)
 
 bench-log: $(READY)  ## what an access line costs, rendered by structlog's chain and directly
-	$(BIN)/python tests/bench/log_line.py
+	$(BIN)/python -m tests.bench.log_line
 
 bench-queues: $(WHEEL)  ## what deciding anew about 1,000 waiting requests costs, plain and compiled
-	first=$$($(BIN)/python -m tests.bench.queues) && $(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/queues.py --beside "$$first"
+	first=$$($(BIN)/python -m tests.bench.queues) && $(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.queues --beside "$$first"
 
 bench-whatif: $(READY)  ## what a what-if costs, compiled and interpreted, at 48 running and 50 waiting
-	$(BIN)/python tests/bench/whatif.py $(BENCH_ARGS)
+	$(BIN)/python -m tests.bench.whatif $(BENCH_ARGS)
 
 bench-sidecar: $(WHEEL)  ## a sidecar at 500 probes a second beside a null echo; what publishing, asking and a whole request cost
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
 	first=$$($(BIN)/python -m tests.bench.sidecar $(BENCH_ARGS)) && \
-	$(SHIPPED):$(CURDIR)/tests/bench $(BIN)/python tests/bench/sidecar_request.py --home $(BENCH) --merge "$$first" $(BENCH_ARGS)
+	$(SHIPPED):$(CURDIR) $(BIN)/python -m tests.bench.sidecar_request --home $(BENCH) --merge "$$first" $(BENCH_ARGS)
 
 bench-tiers: $(READY)  ## what budgets inside the engine cost a step, at 64 waiting and 16 running requests
 	$(BIN)/python -m tests.bench.tiers $(BENCH_ARGS)
@@ -116,7 +116,7 @@ soak: $(WHEEL)  ## 100,000 requests with a fault always on
 	$(SHIPPED) $(BIN)/python tests/faults/soak.py $(SOAK_ARGS)
 
 paper-astrolabe: $(READY)  ## the Astrolabe paper's experiments and ours in simulation; kept results are used again (hours at first)
-	$(BIN)/python examples/papers/astrolabe/run.py $(PAPER_ARGS)
+	$(BIN)/python examples/papers/astrolabe/astrolabe_run.py $(PAPER_ARGS)
 
 paper-cascade: $(READY)  ## CASCADE's experiments and ours in simulation (LEEWAY_DATA: the traces); kept results are used again
 	$(BIN)/python examples/papers/cascade/cascade_run.py $(PAPER_ARGS)

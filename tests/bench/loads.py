@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from figures import Round, bad_answers
-from peers import BACKEND_PORTS, GATEWAY_PORT, Place, Recipe, clean_environment
-from process import CpuTime, cpu, ends_within, first_answer_s, pss_mib, running
+from tests.bench.figures import Round, bad_answers
+from tests.bench.peers import BACKEND_PORTS, GATEWAY_PORT, Place, Recipe, clean_environment
+from tests.bench.process import CpuTime, cpu, ends_within, first_answer_s, pss_mib, running
 
 START_LIMIT_S = 60.0
 LOAD_LIMIT_S = 320.0

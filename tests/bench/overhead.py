@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Gateways side by side: CPU time per request and per streamed event, memory, first event, start.
 
-    overhead.py --home DIR                             all peers, seven interleaved rounds
-    overhead.py --home DIR --quick                     a smoke run of one short round
-    overhead.py --home DIR --only =leeway,nginx        parts of names, =NAME for a whole one
-    overhead.py --home DIR --add 'mine=/path/to/gateway --port {port} --backends {urls}'
+    python -m tests.bench.overhead --home DIR                             all peers, seven interleaved rounds
+    python -m tests.bench.overhead --home DIR --quick                     a smoke run of one short round
+    python -m tests.bench.overhead --home DIR --only =leeway,nginx        parts of names, =NAME for a whole one
+    python -m tests.bench.overhead --home DIR --add 'mine=/path/to/gateway --port {port} --backends {urls}'
 
 `setup.sh DIR` prepares DIR.  The table and the progress go to standard error; standard output is one JSON line.
 Exit status: 0, or 1 if Leeway was to be measured and was not, or answered wrongly; 2 for a call that cannot work.
@@ -23,9 +22,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
-from figures import DIRECT, Round, exit_code, markdown, summary
-from loads import QUICK_PLAN, PeerFailedError, Plan, Stage, direct_round, gateway_round, started
-from peers import (
+from tests.bench.figures import DIRECT, Round, exit_code, markdown, summary
+from tests.bench.loads import QUICK_PLAN, PeerFailedError, Plan, Stage, direct_round, gateway_round, started
+from tests.bench.peers import (
     BACKEND_PORTS,
     CONTROL_PORT,
     GATEWAY_PORT,
@@ -36,7 +35,7 @@ from peers import (
     Recipe,
     added_command,
 )
-from process import allow_many_files, end_on_signals, is_open
+from tests.bench.process import allow_many_files, end_on_signals, is_open
 
 LOOP_STEPS = 1_000_000
 

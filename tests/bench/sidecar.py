@@ -19,17 +19,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import uvloop
 from aiohttp import web
 
-from backends.scheduler_record import StepRecorder, payload_max
+from backends.scheduler_record import Seen, StepRecorder, payload_max
 from backends.snapshot_file import SnapshotFile
 from backends.snapshot_record import Limits
+from gateway.jobs import Job
 from gateway.probing import ProbeClient
 from predictor.request import Estimate, LengthEstimate
 from predictor.snapshot import ProbeReply
-from predictor.wire import Ask, encode_reply
+from predictor.wire import encode_reply
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(1052, 16, 48, 512, 4096)
@@ -89,9 +91,8 @@ class Engine:
     def publish(self) -> None:
         used = sum(-(-one.num_computed_tokens // LIMITS.block_size) for one in self.running)
         scheduled = {one.request_id: 1 for one in self.running}
-        self._recorder.record(
-            time.monotonic(), self.running, self.waiting, scheduled, len(scheduled), LIMITS.kv_blocks - used, 0
-        )
+        running, waiting = cast("list[Seen]", self.running), cast("list[Seen]", self.waiting)
+        self._recorder.record(time.monotonic(), running, waiting, scheduled, len(scheduled), LIMITS.kv_blocks - used, 0)
 
 
 def run_engine(path: str) -> None:
@@ -161,7 +162,7 @@ async def open_loop(client: ProbeClient, name: str, seconds: float) -> list[floa
                 over.set()
 
         lengths = LengthEstimate(50, 200, 600, "bench")
-        client.ask((name,), Ask(f"{number:032x}", "m", 100 + number * 31 % 900, lengths), done)
+        client.ask((name,), Job(f"{number:032x}", "m", 100 + number * 31 % 900, lengths, 0.0), done)
 
     begin_s = time.monotonic() + 0.05
     offset_s = loop.time() - time.monotonic()
@@ -177,7 +178,7 @@ async def pair_cost_us(urls: dict[str, str], pairs: int) -> float:
     client = ProbeClient(1.0, time.monotonic, lambda: 0)
     for name, url in urls.items():
         client.added(name, url)
-    job = Ask("0" * 32, "m", 700, LengthEstimate(50, 200, 600, "bench"))
+    job = Job("0" * 32, "m", 700, LengthEstimate(50, 200, 600, "bench"), 0.0)
     names = tuple(urls)
     left = pairs
     over = asyncio.Event()

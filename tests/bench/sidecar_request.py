@@ -1,6 +1,6 @@
 """What a request that asks two sidecars costs the gateway, beside two Rust routers. Part of `make bench-sidecar`.
 
-    sidecar_request.py --home DIR        DIR is the folder of bench-overhead's setup.sh
+    python -m tests.bench.sidecar_request --home DIR        DIR is the folder of bench-overhead's setup.sh
 
 Leeway with `policy = "po2"`, `binding = "early"` and a sidecar at each of four backends (each request asks two of them and
 reserves at the one that it goes to), against vllm-router and smg with their power of two choices: CPU time of the
@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-from loads import Load, Stage, started
-from peers import BACKEND_PORTS, PEERS, REPOSITORY, Command, Place, Recipe, leeway_config
 
 from predictor.request import Estimate
 from predictor.snapshot import ProbeReply
 from predictor.wire import encode_reply
+from tests.bench.loads import Load, Stage, started
+from tests.bench.peers import BACKEND_PORTS, PEERS, REPOSITORY, Command, Place, Recipe, leeway_config
 
 SIDECAR_PORTS = tuple(port + 100 for port in BACKEND_PORTS)
 RIVALS = ("vllm-router", "smg")
@@ -58,7 +58,8 @@ async def echo() -> None:
 @contextmanager
 def sidecars(core: int) -> Iterator[None]:
     """Sidecars on the core of backends and load."""
-    with subprocess.Popen([sys.executable, __file__, "--echo"], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "tests.bench.sidecar_request", "--echo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             os.sched_setaffinity(process.pid, {core})
             assert process.stdout is not None

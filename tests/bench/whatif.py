@@ -8,14 +8,11 @@ time than on the machine of the record, scale by it.
 import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, median, quantiles
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from predictor.forecast import Forecast
 from predictor.request import Request
 from predictor.snapshot import Snapshot

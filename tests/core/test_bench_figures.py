@@ -1,34 +1,16 @@
 """The arithmetic of the overhead bench: what is a median, a ratio, an error, and when the run fails."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
+from tests.bench import figures
+from tests.bench.figures import Round
 
-def load_figures() -> ModuleType:
-    """The bench is a program, not a package: its module is loaded from its file."""
-    path = Path(__file__).resolve().parents[1] / "bench" / "figures.py"
-    spec = importlib.util.spec_from_file_location("bench_figures", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+Rounds = list[Round]
 
 
-figures = load_figures()
-Rounds = list[Any]
-"""Rounds of one peer: `figures.Round`, a type that only the loaded module knows."""
-
-
-def a_round(unary_us: float = 40.0, **changed: float | None) -> Any:
+def a_round(unary_us: float = 40.0, **changed: float | None) -> Round:
     """A plausible round of a gateway; a test names what it is about."""
     usual = {
         "body16k_us": 50.0,
@@ -45,11 +27,11 @@ def a_round(unary_us: float = 40.0, **changed: float | None) -> Any:
         "start_s": 0.4,
         "errors": 0,
     }
-    return figures.Round(unary_us=unary_us, **(usual | changed))
+    return Round(unary_us=unary_us, **(usual | changed))
 
 
-def direct(first_event_us: float = 20.0) -> Any:
-    return figures.Round(latency_us=15.0, first_event_us=first_event_us, relay_us=35.0, errors=0)
+def direct(first_event_us: float = 20.0) -> Round:
+    return Round(latency_us=15.0, first_event_us=first_event_us, relay_us=35.0, errors=0)
 
 
 def figures_of(results: dict[str, Rounds]) -> dict[str, float | None]:

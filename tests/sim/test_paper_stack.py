@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMAND = ROOT / "examples" / "papers" / "astrolabe" / "run.py"
+COMMAND = ROOT / "examples" / "papers" / "astrolabe" / "astrolabe_run.py"
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, float]:

@@ -142,7 +142,7 @@ def test_the_sources_hash_follows_what_decides() -> None:
 
 def test_the_paper_command_writes_a_report_and_one_line_of_figures(tmp_path: Path) -> None:
     arguments = ["--only", "e14,e0,herding", "--seeds", "1", "--requests", "90", "--jobs", "1"]
-    command = [sys.executable, str(ROOT / "examples/papers/astrolabe/run.py"), *arguments]
+    command = [sys.executable, str(ROOT / "examples/papers/astrolabe/astrolabe_run.py"), *arguments]
     places = ["--kept", str(tmp_path / "kept"), "--out", str(tmp_path / "report.md")]
     done = subprocess.run([*command, *places], capture_output=True, text=True, check=True, cwd=ROOT)
     figures = json.loads(done.stdout.splitlines()[-1])

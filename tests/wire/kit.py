@@ -224,7 +224,8 @@ async def _run(case: Case, rig: Rig) -> None:
     finally:
         rig.drop_peers()
         await rig.app.close()
-        for server in (*rig.backends, *rig.engines):
+        servers: list[ScriptedBackend | MockEngine] = [*rig.backends, *rig.engines]
+        for server in servers:
             await server.close()
     _check_log(rig)
 
