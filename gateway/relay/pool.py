@@ -10,6 +10,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from gateway.relay.responses import ResponseHead
 from gateway.relay.upstream import UpstreamConnection
 
 AddressCheck = Callable[[str], bool]
+ADDRESSES_TRIED = 4
 _KEEP_ALIVE = re.compile(rb"timeout=(\d{1,6})")
 
 
@@ -86,7 +88,7 @@ class BackendPool:
         return None
 
     async def connect(self, timeout_s: float) -> UpstreamConnection:
-        """A fresh connection. Raises ConnectFailedError."""
+        """A fresh connection, to the first of the host's addresses that takes one. Raises ConnectFailedError."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -95,14 +97,7 @@ class BackendPool:
                 addresses = [address for address in found if self._allowed(address)]
                 if not addresses:
                     raise ConnectFailedError("the backend's address is not allowed")
-                make = cast("Callable[[], asyncio.Protocol]", self._fresh)
-                _, made = await loop.create_connection(
-                    make,
-                    addresses[0],
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._host if self._tls else None,
-                )
+                made = await self._reach(loop, addresses[:ADDRESSES_TRIED], timeout_s)
         except TimeoutError:
             raise ConnectFailedError("connecting to the backend took too long", timed_out=True) from None
         except UnicodeError:  # a label of the host's name is too long
@@ -110,6 +105,20 @@ class BackendPool:
         except OSError as error:
             raise ConnectFailedError(f"connecting to the backend failed: {error.strerror or type(error).__name__}") from None
         self._open += 1
+        return made
+
+    async def _reach(self, loop: asyncio.AbstractEventLoop, addresses: list[str], timeout_s: float) -> UpstreamConnection:
+        """A server often listens on one family of addresses only, while its name (localhost!) has both."""
+        for address in addresses[:-1]:
+            with suppress(OSError):
+                async with asyncio.timeout(timeout_s / len(addresses)):
+                    return await self._connect_to(loop, address)
+        return await self._connect_to(loop, addresses[-1])
+
+    async def _connect_to(self, loop: asyncio.AbstractEventLoop, address: str) -> UpstreamConnection:
+        make = cast("Callable[[], asyncio.Protocol]", self._fresh)
+        name = self._host if self._tls else None
+        _, made = await loop.create_connection(make, address, self._port, ssl=self._tls, server_hostname=name)
         return cast("UpstreamConnection", made)
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[str]:
