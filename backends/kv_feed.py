@@ -7,11 +7,13 @@ there is tried again, at growing intervals; nothing here fails a request or hold
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from socket import SOCK_STREAM
 from typing import Final
 
 from backends.kv_events import END, NUMBER_BYTES, KvSink, Ledger, check_endpoint
 from backends.zmtp import GREETING, Incoming, ZmtpError, message, ready, subscription
 
+Allowed = Callable[[str], bool]
 CONNECT_S: Final = 5.0
 REPLAY_S: Final = 10.0
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 5.0
@@ -61,15 +63,26 @@ class _Connection:
         self._writer.close()
 
 
-@asynccontextmanager
-async def _connected(endpoint: str, socket_type: bytes) -> AsyncIterator[_Connection]:
+async def _open(endpoint: str, allowed: Allowed | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError, also where the endpoint lies at no address that is allowed."""
     kind, _, rest = endpoint.partition("://")
+    if kind == "ipc" and allowed is None:
+        return await asyncio.open_unix_connection(rest)
+    name, _, port = rest.rpartition(":")
+    host = name.strip("[]")
+    if allowed is not None:
+        found = [] if kind == "ipc" else await asyncio.get_running_loop().getaddrinfo(host, int(port), type=SOCK_STREAM)
+        addresses = [address for address in (str(entry[4][0]) for entry in found) if allowed(address)]
+        if not addresses:
+            raise OSError("the endpoint has no allowed address")
+        host = addresses[0]
+    return await asyncio.open_connection(host, int(port))
+
+
+@asynccontextmanager
+async def _connected(endpoint: str, socket_type: bytes, allowed: Allowed | None) -> AsyncIterator[_Connection]:
     async with asyncio.timeout(CONNECT_S):
-        if kind == "ipc":
-            reader, writer = await asyncio.open_unix_connection(rest)
-        else:
-            host, _, port = rest.rpartition(":")
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        reader, writer = await _open(endpoint, allowed)
     connection = _Connection(reader, writer)
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -80,12 +93,20 @@ async def _connected(endpoint: str, socket_type: bytes) -> AsyncIterator[_Connec
 
 
 class KvFeed:
-    """One engine's events. `connected` while they can come; `problem` says why not; `changed` is called on either.
+    """One engine's events. `connected` while they can come; `problem` says why not; `changed` is called on either. With
+    `allowed`, only addresses that it lets through are connected to, whatever a name resolves to, and no paths.
 
     `ledger` has the counts."""
 
     def __init__(
-        self, endpoint: str, replay: str, sink: KvSink, *, topic: str = "", changed: Callable[["KvFeed"], None] | None = None
+        self,
+        endpoint: str,
+        replay: str,
+        sink: KvSink,
+        *,
+        topic: str = "",
+        changed: Callable[["KvFeed"], None] | None = None,
+        allowed: Allowed | None = None,
     ) -> None:
         self.endpoint = check_endpoint(endpoint)
         self.ledger = Ledger(sink)
@@ -94,6 +115,7 @@ class KvFeed:
         self._replay = check_endpoint(replay) if replay else ""
         self._topic = topic.encode()
         self._changed = changed
+        self._allowed = allowed
         self._wait_s = RETRY_MIN_S
 
     def __repr__(self) -> str:
@@ -111,7 +133,7 @@ class KvFeed:
             self._wait_s = min(RETRY_MAX_S, 2 * self._wait_s)
 
     async def _listen(self) -> None:
-        async with _connected(self.endpoint, b"SUB") as connection:
+        async with _connected(self.endpoint, b"SUB", self._allowed) as connection:
             connection.send(subscription(self._topic))
             self.ledger.connected()
             if self._replay:
@@ -131,7 +153,7 @@ class KvFeed:
 
     async def _catch_up(self) -> None:
         """Ask for all from the first that is wanted. What the publisher no longer has is a gap like any other."""
-        async with asyncio.timeout(REPLAY_S), _connected(self._replay, b"DEALER") as connection:
+        async with asyncio.timeout(REPLAY_S), _connected(self._replay, b"DEALER", self._allowed) as connection:
             connection.send(message(b"", self.ledger.wanted.to_bytes(NUMBER_BYTES, "big")))
             async for frames in connection.messages():
                 if len(frames) != 4 or frames[2] == END:

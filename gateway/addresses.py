@@ -33,5 +33,21 @@ def check_url(url: str, guarded: bool) -> None:
         raise AddressError("Credentials do not belong in the URL; use api_key.")
     if not _NETLOC.fullmatch(parts.netloc):
         raise AddressError("The URL's host or port is malformed.")
-    if guarded and port is not None and port < 1024 and port not in ALLOWED_LOW_PORTS:
+    if guarded and port is not None:
+        _check_port(port)
+
+
+def check_publisher(endpoint: str) -> str:
+    """The host of a publisher's endpoint that came by REST. Raises AddressError unless that is tcp://HOST:PORT: a path of
+    this machine is nothing that may come over the network."""
+    kind, _, place = endpoint.partition("://")
+    host, _, port = place.rpartition(":")
+    if kind != "tcp" or not host or not port.isdecimal() or not _NETLOC.fullmatch(place) or not 0 < int(port) < 65536:
+        raise AddressError("The endpoint must be tcp://HOST:PORT.")
+    _check_port(int(port))
+    return host.strip("[]").lower()
+
+
+def _check_port(port: int) -> None:
+    if port < 1024 and port not in ALLOWED_LOW_PORTS:
         raise AddressError("Ports below 1024 are not allowed, but for 80 and 443.")

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from gateway.addresses import KEY_CHARACTERS_MAX, sendable_key
 from gateway.admin_http import DRAIN_S_MAX
-from gateway.config import BackendSpec, EngineName
-from gateway.config_sections import ModelName, OptionalUrl, Url
+from gateway.config import BackendSpec, EngineName, Scheduling
+from gateway.config_sections import Endpoint, ModelName, OptionalUrl, Url
 from gateway.operator_errors import OperationError
 from gateway.section_base import Name
 from gateway.what_if import Supposed
@@ -76,6 +76,22 @@ Sidecar = Annotated[
 Count = Annotated[int, Field(ge=0, le=1 << 31, description="0: what the engine reports, else what the profile says.")]
 
 
+def _network_endpoint(text: str) -> str:
+    if text.startswith("ipc:"):
+        raise ValueError("must be tcp://HOST:PORT: a path of this machine is not for the network")
+    return text
+
+
+Publisher = Annotated[
+    Endpoint,
+    AfterValidator(_network_endpoint),
+    Field(max_length=512, description="tcp://HOST:PORT, in the allowed networks. Empty: none."),
+]
+KvEvents = Annotated[Publisher, Field(description="Where it publishes what its KV cache holds: tcp://HOST:PORT.")]
+KvReplay = Annotated[Publisher, Field(description="Where it repeats what was missed of that: tcp://HOST:PORT.")]
+Restore = Annotated[float, Field(ge=0, le=1e9, description="KV tokens per second from its deep tiers; 0: not known.")]
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -101,6 +117,10 @@ class BackendSettings(_Body):
     max_num_batched_tokens: Count = 0
     sidecar: Sidecar = ""
     sidecar_token: Key = SecretStr("")
+    kv_events: KvEvents = ""
+    kv_replay: KvReplay = ""
+    scheduling: Scheduling = _DEFAULT.scheduling
+    restore_tokens_per_s: Restore = 0.0
 
 
 class NewBackend(BackendSettings):
@@ -127,6 +147,10 @@ class BackendPatch(_Body):
     max_num_batched_tokens: Count | None = None
     sidecar: Sidecar | None = None
     sidecar_token: Key | None = None
+    kv_events: KvEvents | None = None
+    kv_replay: KvReplay | None = None
+    scheduling: Scheduling | None = None
+    restore_tokens_per_s: Restore | None = None
 
 
 class DrainRequest(_Body):
@@ -216,6 +240,10 @@ def _spec(name: str, settings: BackendSettings) -> BackendSpec:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         sidecar=settings.sidecar.rstrip("/"),
         sidecar_token=settings.sidecar_token.get_secret_value(),
+        kv_events=settings.kv_events,
+        kv_replay=settings.kv_replay,
+        scheduling=settings.scheduling,
+        restore_tokens_per_s=settings.restore_tokens_per_s,
     )
 
 

@@ -7,19 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.base import Identity, Kind
-from gateway.config import EngineName
+from gateway.config import EngineName, Scheduling
 from gateway.fleet import Replica, State
 
 
 @dataclass(frozen=True, slots=True)
 class FoundView:
-    """What probing found out; `max_model_len` in tokens, 0 when unknown."""
+    """What probing found out; `max_model_len` in tokens, 0 when unknown, as are the sizes that it does not say itself;
+    `scheduling` is how it orders its queue, "" when it does not say."""
 
     engine: str
     version: str
     kind: Kind
     models: tuple[str, ...]
     max_model_len: int
+    scheduling: str
+    kv_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,10 @@ class BackendView:
     max_num_batched_tokens: int
     sidecar: str
     has_sidecar_token: bool
+    kv_events: str
+    kv_replay: str
+    scheduling: Scheduling
+    restore_tokens_per_s: float
     declared: bool
     state: State
     reason: str
@@ -183,6 +193,10 @@ def backend_view(replica: Replica, removing: bool, now_s: float) -> BackendView:
         max_num_batched_tokens=spec.max_num_batched_tokens,
         sidecar=spec.sidecar,
         has_sidecar_token=bool(spec.sidecar_token),
+        kv_events=spec.kv_events,
+        kv_replay=spec.kv_replay,
+        scheduling=spec.scheduling,
+        restore_tokens_per_s=spec.restore_tokens_per_s,
         declared=spec.declared,
         state=replica.state,
         reason=replica.reason,
@@ -200,7 +214,19 @@ def backend_view(replica: Replica, removing: bool, now_s: float) -> BackendView:
 
 
 def _found(identity: Identity) -> FoundView:
-    return FoundView(identity.engine, identity.version, identity.kind, identity.models, identity.max_model_len)
+    said = identity.sizes
+    return FoundView(
+        identity.engine,
+        identity.version,
+        identity.kind,
+        identity.models,
+        identity.max_model_len,
+        identity.scheduling,
+        said.kv_blocks,
+        said.block_size,
+        said.max_num_seqs,
+        said.max_num_batched_tokens,
+    )
 
 
 def backend_list(replicas: list[Replica], leaving: Callable[[str], bool], now_s: float) -> BackendList:

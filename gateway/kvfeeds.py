@@ -38,7 +38,9 @@ class KvFeeds:
             level = "info" if feed.connected else "warning"
             self._plane.logs.event(level, "kv_events", backend=replica.name, connected=feed.connected, reason=feed.problem)
 
-        feed = KvFeed(spec.kv_events, spec.kv_replay, self._plane.desks.engines.view(replica), changed=changed)
+        allowed = None if spec.declared else self._plane.guarded_address
+        view = self._plane.desks.engines.view(replica)
+        feed = KvFeed(spec.kv_events, spec.kv_replay, view, changed=changed, allowed=allowed)
         self._feeds[replica.name] = (feed, asyncio.create_task(feed.run(), name=f"kv-events-{replica.name}"))
 
     def unwatch(self, name: str) -> None:

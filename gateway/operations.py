@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.addresses import AddressError, check_url
+from gateway.addresses import AddressError, check_publisher, check_url
 from gateway.config import BackendSpec, GatewayConfig
 from gateway.fleet import Fleet, Replica
 from gateway.operator_errors import OperationError
@@ -258,11 +258,21 @@ class Operations:
         self._check_url(spec.url, "url")
         if spec.sidecar:
             self._check_url(spec.sidecar, "sidecar")
+        for param, endpoint in (("kv_events", spec.kv_events), ("kv_replay", spec.kv_replay)):
+            if endpoint:
+                self._check_host(check_publisher, endpoint, param)
 
     def _check_url(self, url: str, param: str) -> None:
+        def host(text: str) -> str:
+            check_url(text, guarded=True)
+            return urlsplit(text).hostname or ""
+
+        self._check_host(host, url, param)
+
+    def _check_host(self, host: Callable[[str], str], text: str, param: str) -> None:
+        """`host` finds it in the text, or raises AddressError."""
         try:
-            check_url(url, guarded=True)
-            address = literal_address(urlsplit(url).hostname or "")
+            address = literal_address(host(text))
         except AddressError as error:
             raise OperationError(400, "invalid_url", str(error), param) from None
         if address and not self.plane.guarded_address(address):

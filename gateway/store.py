@@ -10,8 +10,8 @@ import re
 import sqlite3
 from typing import get_args
 
-from gateway.addresses import check_url, sendable_key
-from gateway.config import BackendSpec, EngineName
+from gateway.addresses import check_publisher, check_url, sendable_key
+from gateway.config import BackendSpec, EngineName, Scheduling
 
 MODE = 0o600
 BUSY_S = 0.2
@@ -156,6 +156,10 @@ _LATER: dict[str, type] = {
     "max_num_batched_tokens": int,
     "sidecar": str,
     "sidecar_token": str,
+    "kv_events": str,
+    "kv_replay": str,
+    "scheduling": str,
+    "restore_tokens_per_s": float,
 }
 
 
@@ -191,3 +195,11 @@ def _check_engine(row: dict[str, object]) -> None:
         raise ValueError("sidecar_token holds characters that a header cannot have")
     if sidecar:
         check_url(sidecar, guarded=True)
+    for field in ("kv_events", "kv_replay"):
+        if row.get(field):
+            check_publisher(str(row[field]))
+    if row.get("scheduling", "auto") not in get_args(Scheduling):
+        raise ValueError("scheduling is unknown")
+    rate = row.get("restore_tokens_per_s", 0.0)
+    if not isinstance(rate, float) or not 0 <= rate <= 1e9:
+        raise ValueError("restore_tokens_per_s is out of range")

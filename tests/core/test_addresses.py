@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.addresses import KEY_CHARACTERS_MAX, AddressError, check_url, sendable_key
+from gateway.addresses import KEY_CHARACTERS_MAX, AddressError, check_publisher, check_url, sendable_key
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,45 @@ def test_no_text_raises_anything_else(url: str) -> None:
 )
 def test_a_key_must_be_fit_for_a_header(key: str, sendable: bool) -> None:
     assert sendable_key(key) is sendable
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host"),
+    [
+        ("tcp://gpu1:5557", "gpu1"),
+        ("tcp://10.0.0.7:5557", "10.0.0.7"),
+        ("tcp://[fe80::1]:5557", "fe80::1"),
+        ("tcp://0X7F.0.0.1:5557", "0x7f.0.0.1"),
+        ("tcp://host:443", "host"),
+    ],
+)
+def test_publishers(endpoint: str, host: str) -> None:
+    assert check_publisher(endpoint) == host
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "tcp://",
+        "tcp://:5557",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://host:0",
+        "tcp://host:22",
+        "tcp://host:65536",
+        "tcp://host:\u0665",
+        "tcp://*:5557",
+        "tcp://[::1]",
+        "tcp://user@host:5557",
+        "tcp://host:5557/x",
+        "tcp://ho st:5557",
+        "tcp://host:5557\n",
+        "ipc:///run/kv",
+        "http://host:5557",
+        "host:5557",
+    ],
+)
+def test_what_is_no_publisher_for_the_network(endpoint: str) -> None:
+    with pytest.raises(AddressError):
+        check_publisher(endpoint)

@@ -179,6 +179,7 @@ def test_plain_addresses_and_names(host: str, address: str) -> None:
 KNOWN = replace(
     SPEC, profile="llama-2-7b/tp1/a30", kv_blocks=1052, block_size=16, max_num_seqs=48, max_num_batched_tokens=512,
     sidecar="http://10.0.0.7:9000", sidecar_token="whisper",
+    kv_events="tcp://10.0.0.7:5557", kv_replay="tcp://10.0.0.7:5558", scheduling="priority", restore_tokens_per_s=1e5,
 )  # fmt: skip
 
 
@@ -190,7 +191,12 @@ def test_a_row_comes_back_as_it_went(spec: BackendSpec) -> None:
 def test_a_row_of_an_earlier_version_has_the_defaults() -> None:
     row = json.loads(encode(KNOWN))
     later = ("profile", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "sidecar", "sidecar_token")
-    assert decode("a", json.dumps({name: value for name, value in row.items() if name not in later})) == SPEC
+    latest = ("kv_events", "kv_replay", "scheduling", "restore_tokens_per_s")
+    before = {name: value for name, value in row.items() if name not in latest}
+    assert decode("a", json.dumps(before)) == replace(
+        KNOWN, kv_events="", kv_replay="", scheduling="auto", restore_tokens_per_s=0.0
+    )
+    assert decode("a", json.dumps({name: value for name, value in before.items() if name not in later})) == SPEC
 
 
 def test_what_is_known_of_an_engine_is_patched_like_the_rest() -> None:
@@ -198,6 +204,8 @@ def test_what_is_known_of_an_engine_is_patched_like_the_rest() -> None:
     changed = patched_backend(KNOWN, {"profile": None, "max_num_batched_tokens": 2048, "sidecar": "http://10.0.0.8:9000/"})
     assert changed == replace(KNOWN, profile="", max_num_batched_tokens=2048, sidecar="http://10.0.0.8:9000")
     assert new_backend({"name": "a", "url": SPEC.url}).profile == ""
+    changed = patched_backend(KNOWN, {"kv_replay": None, "scheduling": "leeway", "restore_tokens_per_s": 7})
+    assert changed == replace(KNOWN, kv_replay="", scheduling="leeway", restore_tokens_per_s=7.0)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +221,14 @@ def test_what_is_known_of_an_engine_is_patched_like_the_rest() -> None:
         ({"sidecar": "file:///etc/passwd"}, "sidecar"),
         ({"sidecar_token": "a\nb"}, "sidecar_token"),
         ({"sidecar_token_file": "/etc/passwd"}, "sidecar_token_file"),
+        ({"kv_events": "ipc:///etc/passwd"}, "kv_events"),
+        ({"kv_events": "tcp://*:5557"}, "kv_events"),
+        ({"kv_replay": "http://passwd:80"}, "kv_replay"),
+        ({"kv_replay": "tcp://10.0.0.7"}, "kv_replay"),
+        ({"scheduling": "passwd"}, "scheduling"),
+        ({"restore_tokens_per_s": -1.0}, "restore_tokens_per_s"),
+        ({"restore_tokens_per_s": 1e12}, "restore_tokens_per_s"),
+        ({"restore_tokens_per_s": float("nan")}, "restore_tokens_per_s"),
     ],
 )
 def test_what_cannot_be_known_of_an_engine_is_refused(patch: dict[str, object], param: str) -> None:
@@ -249,6 +265,13 @@ def test_what_cannot_be_known_of_an_engine_is_refused(patch: dict[str, object], 
         {"sidecar": "http://10.0.0.7:22"},
         {"sidecar": "passwd"},
         {"sidecar_token": "a\nb"},
+        {"kv_events": "ipc:///etc/passwd"},
+        {"kv_replay": "tcp://10.0.0.7:22"},
+        {"kv_replay": 5},
+        {"scheduling": "passwd"},
+        {"restore_tokens_per_s": -1.0},
+        {"restore_tokens_per_s": float("nan")},
+        {"restore_tokens_per_s": True},
     ],
 )
 def test_a_row_that_does_not_validate_is_refused_without_its_content(change: dict[str, object]) -> None:

@@ -48,6 +48,8 @@ def test_a_backend_from_its_first_day_to_its_last(tmp_path: Path) -> None:
                 "kind": "generate",
                 "models": ["demo"],
                 "max_model_len": INSTANT.limits.max_model_len,
+                "scheduling": "fcfs",
+                **dict.fromkeys(("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"), 0),
             }
             assert (shown["labels"], shown["weight"], shown["declared"], shown["why"]) == ({"zone": "1"}, 3.0, False, "ready")
             assert 0 <= shown["last_probe_age_s"] < 5
