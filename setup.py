@@ -43,6 +43,7 @@ MYPYC = [
     "gateway.probing",
     "gateway.promises",
     "gateway.prompt",
+    "gateway.prospects",
     "gateway.records",
     "gateway.relay.downstream",
     "gateway.relay.heads",
@@ -68,6 +69,7 @@ MYPYC = [
     "predictor.budget",
     "predictor.memory",
     "predictor.mirror",
+    "predictor.moore_hodgson",
     "predictor.pace",
     "predictor.peak",
     "predictor.picture",
@@ -78,6 +80,7 @@ MYPYC = [
     "predictor.step_budget",
     "predictor.share",
     "predictor.stepclock",
+    "predictor.waiting",
 ]
 
 

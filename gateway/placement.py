@@ -12,12 +12,13 @@ from backends.base import Kind
 from gateway import refusals
 from gateway.accounts import Account
 from gateway.answer import Answer
-from gateway.api import Refusal, unknown_model
+from gateway.api import Refusal
 from gateway.desks import Station
 from gateway.dispatch import Ask, Hold
 from gateway.fleet import Failure, Replica
 from gateway.jobs import Dispatch, Job
 from gateway.lodging import Waiter
+from gateway.prospects import check_hope, to_avoid
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.splice import BodyFields
 from gateway.relay.upstream import UpstreamConnection
@@ -27,7 +28,6 @@ from predictor.request import LengthEstimate
 if TYPE_CHECKING:
     from gateway.server import DataPlane
 
-POISON_BACKENDS = 2
 NEVER = float("inf")
 NOWHERE = (-1, 1, 0.0)
 
@@ -85,15 +85,9 @@ class Placement:
         return stage, station.desk.line.standing(job.id, now_s)
 
     def avoid_droppers(self, body_hash: int) -> None:
-        """The poison rule: a body that made several backends drop the connection is not tried on more of them, and
-        one that made one of them drop it goes elsewhere if it can. Raises Refusal."""
+        """Not to backends that this body made drop a connection. Raises Refusal when it broke too many."""
         assert self._ask is not None
-        fleet = self._plane.fleet
-        droppers = fleet.droppers(body_hash, self._plane.now())
-        if len(droppers) >= POISON_BACKENDS:
-            raise refusals.breaks_backends()
-        if any(r.name not in droppers for r in fleet.routable(self._ask.model, self._kind)):
-            self._tried = droppers
+        self._tried = to_avoid(self._plane, self._ask.model, self._kind, body_hash)
 
     def begin(self, body: bytes, fields: BodyFields) -> None:
         """Look for a place for the first time. Raises Refusal."""
@@ -170,7 +164,8 @@ class Placement:
         plane, tried = self._plane, self._tried
         views = plane.fleet.routable(ask.model, self._kind)
         if self._last_refusal is None:
-            self.check_hope()
+            if not views:
+                check_hope(plane, ask.model, self._kind, self._due_s)
         elif not any(replica.name not in tried for replica in views):
             raise self._last_refusal
         plane.desks.join(self, station, job, views, tried)
@@ -185,22 +180,6 @@ class Placement:
             self._waiting = True
             self._seeker.on_waiting(self._due_s if not self.admit_now else plane.now() + station.desk.rule.probe_s)
 
-    def check_hope(self) -> None:
-        """Raises Refusal when nobody serves the model, and nobody is about to."""
-        plane, ask = self._plane, self._ask
-        assert ask is not None
-        if plane.fleet.routable(ask.model, self._kind):
-            return
-        if wait_s := plane.lodging.too_far_s(ask.model, plane.now(), self._due_s):
-            raise refusals.not_loaded(ask.model, wait_s)
-        if plane.fleet.hopeful(ask.model):
-            return
-        if not plane.fleet.knows(ask.model):
-            raise unknown_model(ask.model, plane.known_models())  # who might have served it has said otherwise
-        if plane.fleet.routable(ask.model):
-            raise refusals.wrong_kind(ask.model)
-        raise refusals.no_backend(ask.model, plane.probe_wait_s())
-
     def waiter(self) -> Waiter | None:
         """Itself as one who waits; None when it does not, or not for a model."""
         if not self._waiting or self._ask is None:
@@ -211,8 +190,8 @@ class Placement:
     def give_up_without_hope(self) -> None:
         """For one that waits at a desk where no replica is left."""
         try:
-            if self._waiting:
-                self.check_hope()
+            if self._waiting and self._ask is not None:
+                check_hope(self._plane, self._ask.model, self._kind, self._due_s)
         except Refusal as refusal:
             self._seeker.refuse(refusal)
 
@@ -257,7 +236,7 @@ class Placement:
             self.go(chosen)
             return True
         if self._last_refusal is None and chosen.reason == "none ready":
-            self.check_hope()
+            check_hope(plane, ask.model, self._kind, self._due_s)
         return False
 
     def offered(self) -> bool:
