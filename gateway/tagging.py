@@ -6,6 +6,7 @@ most; then what has come until then stands, and a later answer still moves a job
 engine that has it. Nothing here fails a request.
 """
 
+import asyncio
 import importlib.util
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,6 +97,7 @@ class Tagging:
         self._due_share = 0.0
         self._told_missing = False
         self._joining: deque[tuple[float, Asking, Job, Prompt]] = deque()  # who waits in a line, and when to ask about it
+        self._join_timer: asyncio.TimerHandle | None = None  # one, while somebody does
         self._helpless: set[str] = set()  # models whose lengths the encoder does not help to foretell
         self._asked = 0
         self._begin()
@@ -121,6 +123,9 @@ class Tagging:
     def close(self) -> None:
         """End the process and the log."""
         self._joining.clear()
+        if self._join_timer is not None:
+            self._join_timer.cancel()
+            self._join_timer = None
         if self.link is not None:
             self.link.close()
             self.link = None
@@ -176,8 +181,8 @@ class Tagging:
     def after(self, request: Asking, job: Job, prompt: Prompt, *, waiting: bool) -> None:
         """It is placed, or waits in a line: there it may still be told its length."""
         if request.joins and waiting:
-            if not self._joining:
-                self._plane.loop.call_later(JOIN_AFTER_S, self._join_late)
+            if self._join_timer is None:
+                self._join_timer = self._plane.loop.call_later(JOIN_AFTER_S, self._join_late)
             self._joining.append((self._plane.now() + JOIN_AFTER_S, request, job, prompt))
         elif request.joins:
             self.counts.skips["sent"] += 1
@@ -192,6 +197,7 @@ class Tagging:
     def _join_late(self) -> None:
         """Those who still wait in a line are asked about; who was gone so soon needed no better place there."""
         now_s, joining = self._plane.now(), self._joining
+        self._join_timer = None
         while joining and joining[0][0] <= now_s + JOIN_AFTER_S / 10:
             _, request, job, prompt = joining.popleft()
             if request.waiter() is None:
@@ -199,7 +205,7 @@ class Tagging:
             elif request.watched is None or not request.watched.asked:
                 self._join(request, self._own(request, job, prompt), prompt)
         if joining:
-            self._plane.loop.call_later(joining[0][0] - now_s, self._join_late)
+            self._join_timer = self._plane.loop.call_later(joining[0][0] - now_s, self._join_late)
 
     @staticmethod
     def _own(request: Asking, job: Job, prompt: Prompt) -> Watched:
