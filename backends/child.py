@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 LOG_BYTES = 16 * 1024 * 1024  # a log file that is longer when the program is started becomes NAME.1
 TAIL_BYTES = 4096
@@ -23,6 +25,7 @@ class Child:
     def __init__(self, log: Path | None) -> None:
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
+        self._tail: BinaryIO | None = None  # the log that it writes to, whatever becomes of its name
         self._log_begin = 0
 
     def __repr__(self) -> str:
@@ -51,16 +54,22 @@ class Child:
         """Start it. Raises OSError when folder or log file cannot be used; a program that is not there ends with 127."""
         assert not self.running, f"{self!r} is already running"
         output = self._open_log() if self._log is not None else asyncio.subprocess.DEVNULL
-        try:
-            self._process = await asyncio.create_subprocess_exec(
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *(*_GUARDIAN, str(os.getpid()), *command),
-                env=environment,
+                env=dict(environment),
                 cwd=folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+        )
+        try:
+            self._process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._process = await starting  # else it would be there, and nobody's
+            raise
         finally:
             if output >= 0:
                 os.close(output)
@@ -83,29 +92,35 @@ class Child:
         return await self.kill()
 
     async def kill(self) -> bool:
-        """SIGKILL to all its processes at once. Whether they are gone."""
+        """SIGKILL to all its processes at once. Whether they are gone: what hangs in a driver counts as running, and the
+        guardian stays with it, until the driver lets go."""
         if not self.running:
             return True
         self._signal(signal.SIGQUIT)
-        if await self.ends_within(_KILL_S):
-            return True
-        self._signal(signal.SIGKILL)  # the guardian itself; what it waits for hangs in a driver
-        return False
+        return await self.ends_within(_KILL_S)
 
     def tail(self) -> str:
-        """The end of what it has written since it was started, at most TAIL_BYTES."""
-        if self._log is None or not self._log.exists():
+        """The end of what it has written since it was started, at most TAIL_BYTES; "" where that can't be read."""
+        if self._tail is None:
             return ""
-        with self._log.open("rb") as log:
-            log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return log.read().decode(errors="replace")
+        try:
+            end = os.fstat(self._tail.fileno()).st_size
+            begin = self._log_begin if self._log_begin <= end else 0  # else somebody has cut the file
+            return os.pread(self._tail.fileno(), TAIL_BYTES, max(begin, end - TAIL_BYTES)).decode(errors="replace")
+        except OSError:
+            return ""
 
     def _open_log(self) -> int:
         assert self._log is not None
         if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
             self._log.replace(self._log.with_name(self._log.name + ".1"))
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
         output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._log_begin = os.fstat(output).st_size
+        with suppress(OSError):  # written and not read: it has no last words
+            self._tail = self._log.open("rb", buffering=0)
         return output
 
     def _signal(self, number: signal.Signals) -> None:

@@ -5,7 +5,7 @@ $${ stands for ${ itself. Any other ${NAME} is a mistake, not an environment var
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 _PLACE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
@@ -22,13 +22,22 @@ def port_of(url: str) -> int:
 
 
 def check(command: Sequence[str]) -> None:
-    """Raises ValueError for an empty command and for a ${NAME} that is not known."""
+    """Raises ValueError for an empty command, for a ${NAME} that is not known, and for what no process can be given."""
     if not command or not command[0]:
         raise ValueError("a managed process needs a command")
     for word in command:
+        if "\0" in word:
+            raise ValueError("the command has a NUL character")
         for found in _PLACE.finditer(word):
             if found[1] is not None and found[1] not in _KNOWN:
                 raise ValueError(f"${{{found[1]}}} in the command: known are ${{PORT}}, ${{MODEL}} and ${{LAYERS}}")
+
+
+def check_environment(names: Iterable[tuple[str, str]]) -> None:
+    """Raises ValueError for a variable that no process can be given."""
+    for name, value in names:
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"{name!r} is no environment variable, or its value has a NUL character")
 
 
 def names_layers(command: Sequence[str]) -> bool:

@@ -27,29 +27,35 @@ class LlamaCppModel:
         self._spec = spec
         self._http = http
         self.home: Place = "disk"
+        self.holds = False
 
     async def where(self) -> Place | None:
         """By /models; one that is on its way counts as out."""
         try:
             async with asyncio.timeout(ASK_S):
                 return "gpu" if (await self._status()).get("value") == "loaded" else self.home
-        except (ProbeFailedError, MoveError, TimeoutError):
+        except ProbeFailedError:
+            self.holds = False
+            return None
+        except (MoveError, TimeoutError):
             return None
 
     async def out(self, keep: bool) -> None:
         """Unload, and see it gone."""
-        async with within(self._spec.stop_s, "llama.cpp's unload"):
+        async with within(self._spec.swap.stop_s, "llama.cpp's unload"):
             await self._unload()
+            self.holds = False
 
     async def into(self, fraction: float) -> None:
         """Load, and see it loaded. One that sleeps for want of requests is started anew."""
-        async with within(self._spec.start_s, "llama.cpp's load"):
+        async with within(self._spec.swap.start_s, "llama.cpp's load"):
             if (await self._status()).get("value") == "sleeping":
                 await self._unload()
+            self.holds = True  # a load that nobody waits for any more goes on
             if (await self._status()).get("value") == "unloaded":
                 await tell(self._http, "/models/load", {"model": self._spec.model})
             await until(self._is_in)
-            self.home = "cache"
+            self.home, self.holds = "cache", False
 
     async def prefetch(self) -> None:
         """Nothing: its files are the server's affair."""
@@ -72,6 +78,7 @@ class LlamaCppModel:
     async def _is_in(self) -> bool:
         status = await self._status()
         if status.get("failed"):
+            self.holds = False
             raise MoveError(f"{self._spec.model} did not load: its process ended with {status.get('exit_code')}")
         return status.get("value") == "loaded"
 

@@ -6,7 +6,9 @@ does: llama.cpp counts the output layer as one more. A crash is told by `died`; 
 """
 
 import asyncio
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from backends.base import ControlHttp, ProbeFailedError
@@ -30,15 +32,20 @@ class ManagedProcess:
     keeps = False
 
     def __init__(self, spec: MoverSpec, http: ControlHttp, inherited: Mapping[str, str]) -> None:
-        check(spec.command)
+        check(spec.swap.command)
         port_of(spec.url)
         self._spec = spec
         self._http = http
-        self._environment = {**inherited, **dict(spec.env)}
-        self._child = Child(Path(spec.log) if spec.log else None)
+        self._environment = {**inherited, **dict(spec.swap.env)}
+        self._child = Child(Path(spec.swap.log) if spec.swap.log else None)
         self._layers: int | None = None  # of the process that is ready; None: none is
         self._near = False
-        self.parts = spec.layers > 1 and names_layers(spec.command)
+        self.parts = spec.layers > 1 and names_layers(spec.swap.command)
+
+    @property
+    def holds(self) -> bool:
+        """A process that is there and not ready: one that should be gone, and hangs in a driver."""
+        return self._child.running and self._layers is None
 
     @property
     def home(self) -> Place:
@@ -53,7 +60,7 @@ class ManagedProcess:
 
     async def out(self, keep: bool) -> None:
         """SIGTERM, after `stop_s` SIGKILL."""
-        await self._stop(self._spec.stop_s)
+        await self._stop(self._spec.swap.stop_s)
 
     async def into(self, fraction: float) -> None:
         """Start it and wait until it is ready; one that runs with other layers is ended first."""
@@ -61,28 +68,30 @@ class ManagedProcess:
         if self._child.running:
             if self._layers == layers and await self._is_ready():
                 return
-            await self._stop(self._spec.stop_s)
+            await self._stop(self._spec.swap.stop_s)
         await self._until_free()
         try:
             await self._start(layers)
         except BaseException:
-            await self._stop(0.0)
+            with suppress(MoveError):  # then `holds` says so
+                await self._stop(0.0)
             raise
         self._layers, self._near = layers, True
 
     async def prefetch(self) -> None:
         """Read the files of weights that the command names, so that they lie in the page cache."""
-        folder = Path(self._spec.folder or ".")
+        folder, enough = Path(self._spec.swap.folder or "."), threading.Event()
         try:
-            for path in await asyncio.to_thread(_weights, [folder / word for word in paths_in(self._command(0))]):
-                await _read(path)
-                self._near = True
+            read = await asyncio.to_thread(_read, [folder / word for word in paths_in(self._command(0))], enough)
         except OSError as error:
             raise MoveError(f"cannot read weights: {error.strerror or error}") from None
+        finally:
+            enough.set()
+        self._near = self._near or read
 
     async def close(self) -> None:
         """End it."""
-        await self._child.stop(self._spec.stop_s)
+        await self._child.stop(self._spec.swap.stop_s)
         self._layers = None
 
     def died(self) -> str:
@@ -90,22 +99,24 @@ class ManagedProcess:
         return "" if self._layers is None or self._child.running else self._last_words("ended")
 
     def _command(self, layers: int) -> tuple[str, ...]:
-        return filled(self._spec.command, self._spec.url, self._spec.model, layers)
+        return filled(self._spec.swap.command, self._spec.url, self._spec.model, layers)
 
     async def _start(self, layers: int) -> None:
-        folder = Path(self._spec.folder) if self._spec.folder else None
+        folder = Path(self._spec.swap.folder) if self._spec.swap.folder else None
         try:
             await self._child.start(self._command(layers), self._environment, folder)
         except OSError as error:
-            raise MoveError(f"cannot start {self._spec.command[0]}: {error.strerror} {error.filename or ''}") from None
+            raise MoveError(f"cannot start {self._spec.swap.command[0]}: {error.strerror} {error.filename or ''}") from None
         problem = ""
         try:
-            async with asyncio.timeout(self._spec.start_s):
+            async with asyncio.timeout(self._spec.swap.start_s):
                 while problem := await self._problem():
                     if await self._child.ends_within(GAP_S):
                         raise MoveError(self._last_words("ended before it was ready"))
         except TimeoutError:
-            raise MoveError(self._last_words(f"was not ready within {self._spec.start_s:g} s ({problem})")) from None
+            raise MoveError(self._last_words(f"was not ready within {self._spec.swap.start_s:g} s ({problem})")) from None
+        if not self._child.running:  # it was somebody else who answered there
+            raise MoveError(self._last_words("ended, while something else answers at its address"))
 
     async def _stop(self, grace_s: float) -> None:
         self._layers = None
@@ -140,7 +151,7 @@ class ManagedProcess:
     async def _until_free(self) -> None:
         """What a gateway before us started may take as long as ours to end. Raises MoveError."""
         try:
-            async with asyncio.timeout(max(self._spec.stop_s, ASK_S)):
+            async with asyncio.timeout(max(self._spec.swap.stop_s, ASK_S)):
                 await until(self._is_silent)
         except TimeoutError:
             raise MoveError(f"{self._spec.url} is taken: something answers there that was not started here") from None
@@ -155,7 +166,7 @@ class ManagedProcess:
     def _last_words(self, what: str) -> str:
         code = "" if self._child.code is None else f" with {self._child.code}"
         tail = self._child.tail().strip()
-        end = f"; the end of {self._spec.log}:\n{tail}" if tail else "" if self._spec.log else "; it has no log file"
+        end = f"; the end of {self._spec.swap.log}:\n{tail}" if tail else "" if self._spec.swap.log else "; it has no log file"
         return f"the process of {self._spec.model} {what}{code}{end}"
 
 
@@ -167,9 +178,12 @@ def _weights(paths: list[Path]) -> list[Path]:
     return [path for path in files if path.suffix in WEIGHT_SUFFIXES and path.is_file()]
 
 
-async def _read(path: Path) -> None:
-    """In pieces, so that a read that nobody wants any more ends soon."""
-    buffer = bytearray(READ_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while await asyncio.to_thread(file.readinto, buffer):
-            pass
+def _read(paths: list[Path], enough: threading.Event) -> bool:
+    """Read the files of weights among these, a thread's work, until it is `enough`; whether there were any. In pieces, so
+    that a read that nobody wants any more ends soon."""
+    buffer, files = bytearray(READ_BYTES), _weights(paths)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while not enough.is_set() and file.readinto(buffer):
+                pass
+    return bool(files)

@@ -115,7 +115,8 @@ class ControlFace:
     async def wake_up(self, http: web.Request) -> web.Response:
         """POST /wake_up?tags=: run again once weights and KV cache are both back; no tags means both."""
         tags = http.query.getall("tags", [])
-        await asyncio.sleep(self._config.wake_s)
+        if not tags or "weights" in tags:
+            await asyncio.sleep(self._config.wake_s)
         self._asleep -= frozenset(tags) or _SLEEPERS
         if not self._asleep:
             self._core.resume()

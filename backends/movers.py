@@ -16,17 +16,17 @@ def mover_for(spec: MoverSpec, http: ControlHttp) -> Mover:
 
     Raises ValueError for a spec that cannot work: an unknown way or level, a command that cannot be filled.
     """
-    if spec.way == "sleep":
+    if spec.swap.way == "sleep":
         return VllmSleep(spec, http)
-    if spec.way == "memory":
+    if spec.swap.way == "memory":
         return SglangMemory(spec, http)
-    if spec.way == "ollama":
+    if spec.swap.way == "ollama":
         return OllamaModel(spec, http)
-    if spec.way == "llamacpp":
+    if spec.swap.way == "llamacpp":
         return LlamaCppModel(spec, http)
-    if spec.way == "process":
+    if spec.swap.way == "process":
         return ManagedProcess(spec, http, _inherited())
-    raise ValueError(f"there is no way {spec.way!r} to move a model")
+    raise ValueError(f"there is no way {spec.swap.way!r} to move a model")
 
 
 def _inherited() -> dict[str, str]:

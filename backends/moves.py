@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from predictor.cost import Place
 
-Way = Literal["sleep", "memory", "ollama", "llamacpp", "process"]
+Way = Literal["none", "sleep", "memory", "ollama", "llamacpp", "process"]
 
 
 class MoveError(Exception):
@@ -17,18 +17,17 @@ class MoveError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class MoverSpec:
-    """What a mover is made from. `url` is the backend's, without a path; `model` its name in the engine. Coming onto the
-    device may take `start_s`, leaving it `stop_s`. `level` is of vLLM's sleep (1: weights stay in memory, 2: discarded);
-    `layers` are the model's, where a part of them may be put on the device; `keeps` allows requests to stay in an engine
-    that leaves. A process has its `command` with ${PORT}, ${LAYERS} and ${MODEL}, `env` added to ours, the `folder` it runs
-    in and the `log` file its output is appended to ("" each: ours, none)."""
+class SwapSpec:
+    """How a backend's model comes onto its device and leaves it, where it shares one; as configured. `device` is for
+    planners. `way` is what moves it: vLLM's sleep ("sleep") or SGLang's memory saver ("memory"), of a `level` (1: the weights
+    stay in memory, 2: they are discarded), the loads of Ollama or llama.cpp's server, or a process of ours ("process"):
+    `command` with ${PORT}, ${LAYERS} and ${MODEL}, `env` added to ours, the `folder` it runs in and the `log` file its output
+    is appended to ("" each: ours, none). Coming in may take `start_s`, leaving `stop_s`; with `keeps` requests may stay in an
+    engine that is paused for others."""
 
-    way: Way
-    url: str
-    model: str
+    device: str = ""
+    way: Way = "none"
     level: int = 1
-    layers: int = 1
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     folder: str = ""
@@ -36,6 +35,17 @@ class MoverSpec:
     start_s: float = 600.0
     stop_s: float = 30.0
     keeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoverSpec:
+    """What a mover is made from: how it moves, the backend's URL without a path, its model's name in the engine, and how many
+    `layers` that has, where a part of them may be put on the device."""
+
+    swap: SwapSpec
+    url: str
+    model: str
+    layers: int = 1
 
 
 class Mover(Protocol):
@@ -49,6 +59,12 @@ class Mover(Protocol):
     @property
     def keeps(self) -> bool:
         """Whether `out(keep=True)` leaves its requests in the engine, to go on after `into`."""
+        ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether memory of the device may be taken though the model is out: a move of ours stopped half way. `out` puts that
+        right where it can be put right."""
         ...
 
     @property

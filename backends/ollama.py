@@ -29,6 +29,7 @@ class OllamaModel:
         self._http = http
         self._fraction: float | None = None  # as loaded here
         self.home: Place = "disk"
+        self.holds = False
         self.parts = spec.layers > 1
 
     async def where(self) -> Place | None:
@@ -36,24 +37,29 @@ class OllamaModel:
         try:
             async with asyncio.timeout(ASK_S):
                 return self.home if await self._share() is None else "gpu"
-        except (ProbeFailedError, TimeoutError):
+        except ProbeFailedError:
+            self.holds = False
+            return None
+        except TimeoutError:
             return None
 
     async def out(self, keep: bool) -> None:
         """Unload, and see it gone."""
-        async with within(self._spec.stop_s, "Ollama's unload"):
+        async with within(self._spec.swap.stop_s, "Ollama's unload"):
             await self._unload()
+            self.holds = False
 
     async def into(self, fraction: float) -> None:
         """Load, with that part of the layers on the GPU; what is loaded otherwise is unloaded first."""
-        async with within(self._spec.start_s, "Ollama's load"):
+        async with within(self._spec.swap.start_s, "Ollama's load"):
             share = await self._share()
             if share is not None:
                 if self._is_just_so(share, fraction):
                     return
                 await self._unload()
+            self.holds = True  # a load that nobody waits for any more goes on
             await tell(self._http, "/api/generate", self._load_body(fraction))
-            self._fraction, self.home = fraction, "cache"
+            self._fraction, self.home, self.holds = fraction, "cache", False
             share = await self._share()
             if share is None:
                 raise MoveError(f"Ollama has loaded {self._spec.model}, but /api/ps does not show it")

@@ -8,6 +8,7 @@ are gone and are read from the disk again (level 2). /health generates a token: 
 """
 
 import asyncio
+from contextlib import suppress
 
 from backends.base import ControlHttp, ProbeFailedError
 from backends.move_http import tell, until, within
@@ -25,61 +26,92 @@ class SglangMemory:
     parts = False
 
     def __init__(self, spec: MoverSpec, http: ControlHttp) -> None:
-        if spec.level not in {1, 2}:
-            raise ValueError(f"weights stay in memory at level 1 and go at level 2; there is no level {spec.level}")
+        if spec.swap.level not in {1, 2}:
+            raise ValueError(f"weights stay in memory at level 1 and go at level 2; there is no level {spec.swap.level}")
         self._spec = spec
         self._http = http
         self._released: bool | None = None  # None: by whoever was here before, if at all
-        self.home: Place = "asleep1" if spec.level == 1 else "asleep2"
-        self.keeps = spec.keeps
+        self.holds = False
+        self.home: Place = "asleep1" if spec.swap.level == 1 else "asleep2"
+        self.keeps = spec.swap.keeps
 
     async def where(self) -> Place | None:
-        """By what was done here, else by whether it is paused: nobody but a mover pauses it."""
+        """By what was done here, else by whether it is paused: nobody but a mover pauses it. Who is gone holds nothing."""
         try:
             async with asyncio.timeout(ASK_S):
                 if await self._says("/ready"):
                     return "gpu"
                 return self.home if self._released or await self._says("/ping") else None
-        except (ProbeFailedError, MoveError, TimeoutError):
+        except ProbeFailedError:
+            self._released, self.holds = None, False
+            return None
+        except (MoveError, TimeoutError):
             return None
 
     async def out(self, keep: bool) -> None:
         """Pause and release. Whether requests are kept is the caller's doing: here they would be in either case."""
-        async with within(self._spec.stop_s, "SGLang's release"):
-            if not await self._says("/ready") and await self._is_released():
+        async with within(self._spec.swap.stop_s, "SGLang's release"):
+            ready = await self._says("/ready")
+            if ready:
+                self._released = False
+            elif await self._is_released():
+                if self.holds:  # nobody saw the end of the release: the scheduler's next answer comes after it
+                    await self._check_that_release_frees()
+                    self.holds = False
                 return
             await self._check_that_release_frees()
-            await tell(self._http, "/pause_generation", {"mode": "retract"})
-            try:
-                await tell(self._http, "/release_memory_occupation", TAGS)
-            except MoveError:
+            await self._release(ready)
+
+    async def _release(self, ready: bool) -> None:
+        self.holds = True
+        await tell(self._http, "/pause_generation", {"mode": "retract"})
+        self._released = True
+        try:
+            await tell(self._http, "/release_memory_occupation", TAGS)
+        except MoveError:
+            self._released = False
+            if ready:  # else its weights may not be there
                 await tell(self._http, "/continue_generation")
-                raise
-            self._released = True
-            if await self._says("/ready"):
-                raise MoveError("memory was released, but /ready still says yes")
+            raise
+        if await self._says("/ready"):
+            raise MoveError("memory was released, but /ready still says yes")
+        self.holds = False
 
     async def into(self, fraction: float) -> None:
         """Resume, read the weights again at level 2, and go on; /health then proves a token."""
-        async with within(self._spec.start_s, "SGLang's resume"):
+        async with within(self._spec.swap.start_s, "SGLang's resume"):
             if await self._says("/ready"):
+                self._released = self.holds = False
                 return
-            if await self._is_released():
-                await tell(self._http, "/resume_memory_occupation", TAGS)
-                self._released = False
-            if self._spec.level == 2:
+            released = await self._is_released()
+            self.holds = True
+            if released:
+                await self._resume()
+            if self._spec.swap.level == 2:
                 path = ok(await self._http.get("/model_info"), "/model_info").json().get("model_path")
                 await tell(self._http, "/update_weights_from_disk", {"model_path": path})
             await tell(self._http, "/continue_generation")
             await until(lambda: self._says("/health"))
             if not await self._says("/ready"):
                 raise MoveError("generation was continued, but /ready still says no")
+            self.holds = False
+
+    async def _resume(self) -> None:
+        self._released = False
+        try:
+            await tell(self._http, "/resume_memory_occupation", TAGS)
+        except MoveError:
+            self._released = True
+            raise
 
     async def prefetch(self) -> None:
         """Nothing: its files are the server's affair."""
 
     async def close(self) -> None:
-        """Nothing: the server is somebody else's."""
+        """The server is somebody else's, and stays as it is, but not half way."""
+        if self.holds:
+            with suppress(MoveError):
+                await self.out(keep=True)
 
     def died(self) -> str:
         """Never known here."""
@@ -102,5 +134,5 @@ class SglangMemory:
         info = ok(await self._http.get("/server_info"), "/server_info").json()
         if info.get("enable_memory_saver") is False:
             raise MoveError("SGLang was started without --enable-memory-saver: a release would free nothing")
-        if self._spec.level == 1 and info.get("enable_weights_cpu_backup") is False:
+        if self._spec.swap.level == 1 and info.get("enable_weights_cpu_backup") is False:
             raise MoveError("level 1 needs SGLang's --enable-weights-cpu-backup; without it use level 2")

@@ -44,7 +44,7 @@ def offload(
 ) -> None:
     """Measure a model with all its layers on the GPU, half and none, on an engine that can; print what lies between."""
     from backends.measure import MeasureError
-    from backends.moves import MoveError, MoverSpec
+    from backends.moves import MoveError, MoverSpec, SwapSpec
     from backends.offload_measure import OffloadAsk
     from gateway.config_file import ConfigError
 
@@ -52,9 +52,8 @@ def offload(
         if config:
             spec, api_key = _configured(config, model, layers)
         else:
-            spec = MoverSpec(
-                cast("Way", way), url, model, layers=layers, command=tuple(shlex.split(command)), log=log, start_s=start_s
-            )
+            swap = SwapSpec(way=cast("Way", way), command=tuple(shlex.split(command)), log=log, start_s=start_s)
+            spec = MoverSpec(swap, url, model, layers)
         ask = OffloadAsk(long_words=words, answer_tokens=tokens, repeats=repeats, rounds=rounds)
         found = asyncio.run(_measure(spec, api_key, ask, lambda line: print(line, flush=True)))
         text = _toml(model, spec.layers, found)
@@ -76,11 +75,7 @@ def _configured(path: str, model: str, layers: int) -> tuple["MoverSpec", str]:
     for backend in loaded.backends:
         swap = backend.swap
         if model in backend.models and (swap.way == "ollama" or swap.way == "process"):
-            spec = MoverSpec(
-                swap.way, backend.url, model, swap.level, layers, swap.command, swap.env, swap.folder, swap.log, swap.start_s,
-                swap.stop_s,
-            )  # fmt: skip
-            return spec, backend.api_key
+            return MoverSpec(swap, backend.url, model, layers), backend.api_key
     raise ValueError(f"{path}: no backend of {model} has swap way ollama or process")
 
 
@@ -93,7 +88,7 @@ async def _measure(spec: "MoverSpec", key: str, ask: "OffloadAsk", tell: Callabl
         raise ValueError("give --url, or --config")
     session = ControlSession(lambda address: True)
     try:
-        mover = mover_for(spec, BackendControl(session, spec.url, key, max(spec.start_s, spec.stop_s)))
+        mover = mover_for(spec, BackendControl(session, spec.url, key, max(spec.swap.start_s, spec.swap.stop_s)))
         if not mover.parts:
             raise ValueError("it cannot be split: give --layers above 1 and, for a process, ${LAYERS} in its command")
         return await measure_offload(mover, spec.url, key, spec.model, ask, tell)

@@ -1,31 +1,15 @@
 """What the configuration says of models that share devices: who lies where, how it moves, what it takes. Frozen records.
 
-Part of gateway.config's records, in a module of its own for size; the same rules hold (no parsing, no environment).
+Part of gateway.config's records, in a module of its own for size; the same rules hold (no parsing, no environment). How a
+backend's model moves is the record that its mover is made from (backends.moves).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-SwapWay = Literal["none", "sleep", "memory", "ollama", "llamacpp", "process"]
+from backends.moves import SwapSpec
 
-
-@dataclass(frozen=True, slots=True)
-class SwapSpec:
-    """How a backend's model comes onto its device and leaves it, where it shares one. `way` is what does that: vLLM's sleep
-    ("sleep", of a `level`), SGLang's memory saver ("memory"), the loads of Ollama or llama.cpp's server, or a process of
-    ours ("process"): `command` with ${PORT}, ${LAYERS} and ${MODEL}, its `env`, `folder` and `log` file. Coming in may take
-    `start_s`, leaving `stop_s`; with `keeps` requests may stay in an engine that is paused for others."""
-
-    device: str = ""
-    way: SwapWay = "none"
-    level: int = 1
-    command: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    folder: str = ""
-    log: str = ""
-    start_s: float = 600.0
-    stop_s: float = 30.0
-    keeps: bool = False
+__all__ = ["DeviceSpec", "FootprintSpec", "SwapSpec", "Swaps"]
 
 
 @dataclass(frozen=True, slots=True)

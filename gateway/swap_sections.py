@@ -1,13 +1,16 @@
 """Devices, swaps and footprints in gateway.toml as settings models. Defaults are those of the records in swap_config.py."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from backends.command_template import check
+from backends.command_template import check, check_environment
+from backends.moves import Way
 from gateway.section_base import DAY_S, Name, Section, section
-from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec, SwapWay
+from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec
 
 _SWAP, _MODEL = SwapSpec(), FootprintSpec()
 _TERABYTE_GB = 100_000.0
@@ -17,7 +20,7 @@ class SwapSection(Section):
     """swap = {...} of a backend."""
 
     device: str = Field(_SWAP.device, max_length=64)
-    way: SwapWay = _SWAP.way
+    way: Way = _SWAP.way
     level: int = Field(_SWAP.level, ge=1, le=2)
     command: list[str] = Field(default_factory=list, max_length=256)
     env: dict[str, str] = Field(default_factory=dict, max_length=256)
@@ -38,16 +41,19 @@ class SwapSection(Section):
         if self.way == "process":
             if not urlsplit(url).port:
                 raise ValueError("url: needs a port, which the command is given as ${PORT}")
-            _check_command(self.command)
+            _checked("swap.command", partial(check, self.command))
+            _checked("swap.env", partial(check_environment, self.env.items()))
+            if "\0" in self.folder + self.log + models[0]:
+                raise ValueError("swap: a name of a file or model has a NUL character")
         plain = self.model_dump(exclude={"command", "env"})
         return SwapSpec(**plain, command=tuple(self.command), env=tuple(sorted(self.env.items())))
 
 
-def _check_command(command: list[str]) -> None:
+def _checked(key: str, act: Callable[[], None]) -> None:
     try:
-        check(command)
+        act()
     except ValueError as error:
-        raise ValueError(f"swap.command: {error}") from None
+        raise ValueError(f"{key}: {error}") from None
 
 
 class FootprintSection(Section):

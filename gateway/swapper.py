@@ -133,12 +133,9 @@ class Swapper:
         (model,) = spec.models
         layers = self._plane.lodging.footprint(model).layers
         mover = self._movers[spec.name] = mover_for(
-            MoverSpec(
-                swap.way, spec.url, model, swap.level, layers, swap.command, swap.env, swap.folder, swap.log, swap.start_s,
-                swap.stop_s, swap.keeps,
-            ),
+            MoverSpec(swap, spec.url, model, layers),
             self._upkeep.control(spec, max(swap.start_s, swap.stop_s) + CONTROL_SLACK_S),
-        )  # fmt: skip
+        )
         yield Lodger(spec.name, model, swap.device, True, mover.home, mover.parts, mover.keeps, place=mover.home, slots=slots)
 
     def _replica(self, lodger: Lodger) -> Replica | None:

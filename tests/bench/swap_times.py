@@ -27,7 +27,7 @@ from statistics import linear_regression, median
 
 from backends.control_http import BackendControl, ControlSession
 from backends.managed import ManagedProcess
-from backends.moves import MoverSpec
+from backends.moves import MoverSpec, SwapSpec
 from backends.vllm_local import VllmLaunch, find_engine
 from predictor.cost import Place, SwapCosts
 from predictor.hosts import host_profiles
@@ -59,7 +59,8 @@ def size_of(folder: Path) -> float:
 def mover(python: Path, folder: Path, port: int, log: Path, http: BackendControl) -> ManagedProcess:
     """Of a process that serves that checkpoint."""
     launch = VllmLaunch(python, folder, folder.name, port)
-    spec = MoverSpec("process", launch.url, folder.name, command=launch.command(), log=str(log), start_s=START_S)
+    swap = SwapSpec(way="process", command=launch.command(), log=str(log), start_s=START_S)
+    spec = MoverSpec(swap, launch.url, folder.name)
     return ManagedProcess(spec, http, launch.environment(os.environ))
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from backends.base import Reply
 from backends.control_http import BackendControl, ControlSession
-from backends.moves import Mover, MoverSpec, Way
+from backends.moves import Mover, MoverSpec, SwapSpec, Way
 
 Script = Callable[[str, str, dict[str, object]], tuple[int, object]]
 
@@ -43,11 +43,11 @@ async def control_of(url: str, timeout_s: float = 20.0) -> AsyncIterator[Recorde
 
 @asynccontextmanager
 async def stub(script: Script) -> AsyncIterator[str]:
-    """The URL of a server that answers (status, JSON) by method, path and body; a status of 0 is no answer at all."""
+    """The URL of a server that answers (status, JSON) by method, path and body with query; status 0: no answer."""
 
     async def answer(http: web.Request) -> web.Response:
         body = await http.json() if http.can_read_body else {}
-        status, content = script(http.method, http.path, body)
+        status, content = script(http.method, http.path, {**body, **http.query})
         if status == 0:
             await asyncio.Event().wait()
         return web.json_response(content, status=status)
@@ -64,10 +64,10 @@ async def stub(script: Script) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def spec(way: Way, url: str, model: str = "m", **fields: object) -> MoverSpec:
+def spec(way: Way, url: str, model: str = "m", layers: int = 1, **fields: object) -> MoverSpec:
     """A spec with limits that tests can wait for."""
     limits = {"start_s": 20.0, "stop_s": 10.0}
-    return MoverSpec(way, url, model, **{**limits, **fields})  # type: ignore[arg-type]
+    return MoverSpec(SwapSpec(way=way, **{**limits, **fields}), url, model, layers)  # type: ignore[arg-type]
 
 
 async def there_and_back(mover: Mover) -> None:

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from backends import child as child_module
 from backends.child import Child
@@ -142,3 +144,65 @@ def test_the_log_is_appended_to_until_it_is_long(tmp_path: Path, monkeypatch: py
     asyncio.run(run())
     assert (tmp_path / "log.1").read_text() == "one\ntwo\nthree\n"
     assert log.read_text() == "four\n"
+
+
+def test_what_does_not_end_though_it_was_killed_counts_as_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "_KILL_S", 0.2)
+
+    async def run() -> None:
+        child = await started(tmp_path / "log")
+        helper = helper_of(tmp_path / "log")
+        os.kill(child.pid, signal.SIGSTOP)  # as if it waited for a driver
+        assert not await child.stop(grace_s=0.1)
+        assert (child.running, gone(helper)) == (True, False)
+        os.kill(child.pid, signal.SIGCONT)
+        assert await child.ends_within(5.0)
+        assert gone(helper)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_start_that_is_cancelled_leaves_nothing_that_is_nobodys(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def run() -> None:
+        for ticks in range(6):
+            child = Child(tmp_path / "log")
+            start = asyncio.create_task(child.start((sys.executable, "-c", PROGRAM), os.environ))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            assert (child.running, start.cancelled()) == (ticks > 0, True)
+            assert await child.kill()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("how", ["cut", "renamed", "removed"])
+def test_last_words_whatever_becomes_of_the_log(tmp_path: Path, how: str) -> None:
+    log = tmp_path / "log"
+    log.write_text("of another run\n" * 100)
+
+    async def run() -> None:
+        child = Child(log)
+        code = "import signal; print('ready', flush=True); signal.pause()"
+        await child.start((sys.executable, "-c", code), os.environ)
+        await until(lambda: log.read_text().endswith("ready\n"), 20.0)
+        if how == "cut":
+            os.truncate(log, 0)
+            with log.open("a") as file:
+                file.write("a bad kernel\n")
+        elif how == "renamed":
+            with log.replace(tmp_path / "log.1").open("a") as file:
+                file.write("a bad kernel\n")
+            log.write_text("of another program\n")
+        elif how == "removed":
+            log.unlink()
+        words = {"cut": "a bad kernel\n", "renamed": "ready\na bad kernel\n", "removed": "ready\n"}
+        assert child.tail() == words[how]
+        assert await child.kill()
+
+    asyncio.run(run())

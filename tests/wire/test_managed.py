@@ -207,6 +207,28 @@ def test_prefetch_reads_the_weights_that_the_command_names(tmp_path: Path) -> No
     asyncio.run(run())
 
 
+def test_a_prefetch_that_is_cancelled_stops_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.managed.READ_BYTES", 1)
+    weights = tmp_path / "m.gguf"
+    weights.write_bytes(bytes(100_000_000))
+
+    def read() -> bool:
+        return any(os.path.realpath(f"/proc/self/fd/{fd}") == str(weights) for fd in os.listdir("/proc/self/fd"))
+
+    async def run() -> None:
+        async with control_of("http://127.0.0.1:9") as http:
+            command = ("engine", "m.gguf", "${PORT}")
+            mover = mover_for(spec("process", "http://127.0.0.1:9", command=command, folder=str(tmp_path)), http)
+            fetch = asyncio.create_task(mover.prefetch())
+            await until(read)
+            fetch.cancel()
+            assert isinstance((await asyncio.gather(fetch, return_exceptions=True))[0], asyncio.CancelledError)
+            await until(lambda: not read())
+            assert mover.home == "disk", "it was not read whole"
+
+    asyncio.run(run())
+
+
 def test_the_simulated_engine_is_managed_as_a_real_one_is(tmp_path: Path) -> None:
     async def run() -> None:
         url = f"http://127.0.0.1:{free_port()}"

@@ -36,7 +36,7 @@ def with_stub(script: Script, use: Callable[[str, Recorded], Awaitable[None]]) -
 @pytest.mark.parametrize(
     ("level", "home", "posts"),
     [
-        (1, "asleep1", ["/sleep?level=1&mode=wait", "/wake_up"]),
+        (1, "asleep1", ["/sleep?level=1&mode=wait", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"]),
         (
             2,
             "asleep2",

@@ -12,9 +12,7 @@ import pytest
 from backends.movers import mover_for
 from backends.moves import MoveError
 from tests.wire.mover_kit import Recorded, Script, control_of, spec, stub, there_and_back
-
-Asked = dict[str, object]
-Said = tuple[int, object]
+from tests.wire.mover_stubs import Asked, Said, Sglang
 
 
 def with_stub(script: Script, use: Callable[[str, Recorded], Awaitable[None]]) -> None:
@@ -23,45 +21,6 @@ def with_stub(script: Script, use: Callable[[str, Recorded], Awaitable[None]]) -
             await use(url, http)
 
     asyncio.run(run())
-
-
-class Sglang:
-    """Paused or not, released or not; `dead` once it was asked what its scheduler asserts against."""
-
-    def __init__(self, **info: object) -> None:
-        self.info = {"enable_memory_saver": True, "enable_weights_cpu_backup": True, **info}
-        self.paused = self.released = self.dead = self.stale = self.unhealthy = False
-        self.refuses: set[str] = set()
-
-    def __call__(self, method: str, path: str, body: Asked) -> Said:
-        if path in self.refuses:
-            self.refuses.discard(path)
-            return 400, {"error": {"message": "no"}}
-        up = not self.dead and not self.unhealthy
-        if path in {"/ready", "/ping"}:
-            return (200 if up and (path == "/ping" or not self.paused) else 503), {}
-        if path == "/health":
-            self.unhealthy = self.unhealthy and self.paused
-            return (200 if not self.dead and not self.paused else 503), {}
-        return self._act(path, body)
-
-    def _act(self, path: str, body: Asked) -> Said:
-        if path == "/pause_generation":
-            assert body == {"mode": "retract"}
-            self.paused = True
-        elif path == "/continue_generation":
-            self.paused = False
-            self.dead = self.dead or self.released or self.stale
-        elif path == "/release_memory_occupation":
-            self.dead = self.dead or not self.paused or self.released
-            self.released, self.stale = True, not self.info["enable_weights_cpu_backup"]
-        elif path == "/resume_memory_occupation":
-            self.dead = self.dead or not self.released
-            self.released = False
-        elif path == "/update_weights_from_disk":
-            assert body == {"model_path": "/models/m"}
-            self.stale = False
-        return 200, {"/server_info": self.info, "/model_info": {"model_path": "/models/m"}}.get(path, {"success": True})
 
 
 @pytest.mark.parametrize(("level", "home"), [(1, "asleep1"), (2, "asleep2")])
