@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from gateway.config import GatewayConfig
+from gateway.descriptors import raise_limit
 from gateway.learnt import Learnt, file_of
 from gateway.logs import LineWriter, Logs
 from gateway.memory import GiveBack
@@ -82,6 +83,9 @@ class App:
         await self._control.start()
         self.learnt.start()
         self.logs.event("info", "listening", data=f"port {self.plane.port}", control=f"port {self._control.port}")
+        if self.plane.affordable < config.limits.connections:
+            wanted, reason = config.limits.connections, "too few open files allowed (LimitNOFILE, ulimit -n)"
+            self.logs.event("warning", "fewer connections", possible=self.plane.affordable, wanted=wanted, reason=reason)
         if made:
             where = f"kept in {config.admin.key_file}" if config.admin.key_file else "for this run only"
             print(f"admin key ({where}): {self.admin_key}", file=sys.stderr, flush=True)
@@ -162,6 +166,7 @@ async def _serve(config: GatewayConfig, load: Load | None) -> None:
 
 def serve(config: GatewayConfig, load: Load | None) -> None:
     """Run a gateway until it is told to end. Raises OSError when an address is taken, SystemExit for a bad state file."""
+    raise_limit()
     try:
         import uvloop
     except ImportError:

@@ -20,6 +20,7 @@ from gateway.api import LocalRoute, Refusal, unknown_model
 from gateway.auth import Keyring
 from gateway.config import BackendSpec, GatewayConfig, split_address
 from gateway.deadlines import Deadlines
+from gateway.descriptors import affordable_clients
 from gateway.desks import Desks
 from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet, Replica
@@ -92,6 +93,7 @@ class DataPlane:
         self.request_heads: HeadStore[RequestHead] = HeadStore()
         self.draining = False
         self.held_bytes = 0
+        self.affordable = affordable_clients()
         self.generation = 1
         self._rng = rng
         self._drain_rate = DrainRate()
@@ -151,7 +153,7 @@ class DataPlane:
     def joined(self, connection: ClientConnection) -> bool:
         """A client connected. False when there are too many."""
         self._clients.add(connection)
-        return len(self._clients) <= self.limits.connections
+        return len(self._clients) <= min(self.limits.connections, self.affordable)
 
     def left(self, connection: ClientConnection) -> None:
         """A client's connection is gone."""

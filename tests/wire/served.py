@@ -140,16 +140,19 @@ class Served:
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, settings: str, *backends: ScriptedBackend) -> AsyncIterator[Served]:
-    """A gateway of these TOML settings before these backends. Nothing may come out of its standard error."""
+async def served(
+    tmp_path: Path, settings: str, *backends: ScriptedBackend, limits: tuple[str, ...] = ()
+) -> AsyncIterator[Served]:
+    """A gateway of these TOML settings before these backends, under these `ulimit` options. Nothing may come out of its
+    standard error."""
     tables = [f'[[backends]]\nname = "{b.name}"\nurl = "{b.url}"\nengine = "openai"\nmodels = ["m"]' for b in backends]
     path = tmp_path / "gateway.toml"
     listen = '[pool]\nidle_s = 0.2\n[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"'
     path.write_text("\n".join((listen, f'[admin]\nkey = "{ADMIN_KEY}"', settings, *tables)))
     with (tmp_path / "stderr").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", "serve", str(path), stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
+        limited = ("sh", "-c", f'ulimit {" ".join(limits)} && exec "$@"', "sh") if limits else ()
+        command = (*limited, sys.executable, "-m", "gateway", "serve", str(path))
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=errors)
     running = Served(process)
     try:
         await running.started()
