@@ -7,7 +7,7 @@ from backends.priorities import vllm_scheduling
 
 
 class VllmAdapter(OpenAIAdapter):
-    """See engines.md 3: which routes exist tells the kind, from the server's own route list."""
+    """Which routes exist tells the kind, from the server's own route list."""
 
     engine = "vllm"
 

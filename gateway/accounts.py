@@ -1,6 +1,6 @@
 """What one finished request leaves behind: a record for the access log and the metrics. Pure.
 
-The end kinds are those of the reliability goal: each accepted request has exactly one.
+The end kinds are those of ARCHITECTURE.md: each accepted request has exactly one.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The control plane's HTTP face: its own listener, its own credential (decisions 1 and 12). Shell; aiohttp.
+"""The control plane's HTTP face: its own listener, its own credential. Shell; aiohttp.
 
 Everything needs the admin key but health and the API's description, and, on a loopback listener, the metrics. Changes
 go through Operations; this module and its siblings only translate. The settings library is not loaded at start.

@@ -2,7 +2,7 @@
 
 Routes are matched exactly on the parsed path. Errors have OpenAI's shape, Anthropic's on /v1/messages, and never name
 an internal address. A refusal that may be tried again says when (`Retry-After`); one whose work may have run says
-`x-should-retry: false`, which the SDKs obey (decision 11).
+`x-should-retry: false`, which the SDKs obey.
 """
 
 import difflib
@@ -21,7 +21,7 @@ Local = Literal["livez", "readyz", "health", "models", "model", "root", "options
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A proxied route. `asks_usage`: on streams the engine is asked for usage (decision 22)."""
+    """A proxied route. `asks_usage`: on streams the engine is asked for usage."""
 
     face: Face = "other"
     label: str = "other"

@@ -1,7 +1,7 @@
 """The life of one request: read, route, wait, connect, send, relay, settle. Shell; one owner object per request.
 
 Every exit passes through `_settle` exactly once: it releases the replica, the key's slot, the held bytes and the
-connection. A POST is sent again only if it provably did not run (decision 9): no connection came about, or the answer
+connection. A POST is sent again only if it provably did not run: no connection came about, or the answer
 was a documented not-started one (429, 503); a GET may be repeated. A failure becomes one JSON error while nothing is
 out, else one error event behind a whole event and a close without a normal end, else only the broken connection.
 """

@@ -1,7 +1,7 @@
 """Finding a replica and a connection for one request; a second one only if the first attempt provably did not run.
 
 Shell by its connecting; the choice is dispatch's. It counts the request as in flight at a replica from the moment of
-the choice, before any await, and lets go exactly once. Retry boundary (decision 9): no connection came about, or the
+the choice, before any await, and lets go exactly once. Retry boundary: no connection came about, or the
 backend's documented not-started answer (429, 503), within the retry budget and the request's remaining wait.
 """
 

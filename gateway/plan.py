@@ -10,8 +10,8 @@ M_k = seconds until there is room for its KV at the peak, mostly 0.
 Order: shortest first, by predicted output + 0.3 uncached prompt tokens, less `age_rate` tokens a second of waiting. The
 first 48 are walked: each goes to the least score over all replicas, if that one is open (no uncached prompt token left
 beyond the step in progress), has nothing planned before it and will have room for its KV at the peak; else its tokens
-stay in the plan and its replica is closed to those behind, so it waits for the holder of its prefix, too. Source:
-affinity study, section 2; without prefixes this is late binding with aged shortest-job-first (papers.md 1.7).
+stay in the plan and its replica is closed to those behind, so it waits for the holder of its prefix, too. Without
+prefixes this is late binding with aged shortest-job-first (`make paper-astrolabe` shows both beside published policies).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What clients already say in headers, and what the gateway makes of it (decision 21). Pure."""
+"""What clients already say in headers, and what the gateway makes of it. Pure."""
 
 import re
 from itertools import count

@@ -1,9 +1,10 @@
 """A waiting request's status on its own stream, for clients that ask for it (`x-leeway-wait-status: sse`). Shell.
 
-Then, and only then, a 200 precedes the engine's (decision: nothing is written before it otherwise): the head of an event
-stream, and an event `leeway.status` now and every TELL_S until the request goes to an engine. What is written next to the
-connection is looked at once: the head of the engine's stream is taken off and the stream goes on as it is; anything else
-(a refusal, an engine's error) becomes one error event and the end of the stream. HTTP/1.0 clients are not told.
+Then, and only then, a 200 precedes the engine's (a tool that measures would take what is written before for the first
+token): the head of an event stream, and an event `leeway.status` now and every TELL_S until the request goes to an engine.
+What is written next to the connection is looked at once: the head of the engine's stream is taken off and the stream goes
+on as it is; anything else (a refusal, an engine's error) becomes one error event and the end of the stream. HTTP/1.0
+clients are not told.
 """
 
 from collections.abc import Callable

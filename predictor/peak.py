@@ -1,7 +1,7 @@
 """The most KV tokens an engine will hold at once, if each answer ends when expected and gains a token a step. Pure.
 
 Sorted by what is left, longest first: when the i-th ends, the first i are still there and each has gained left_i, so
-the peak is the largest of sum(tokens of the first i) + i left_i (the past-future check of papers.md 6). One more request
+the peak is the largest of sum(tokens of the first i) + i left_i (the check of past-future scheduling). One more request
 shifts those behind it by its tokens and by one; so two running maxima answer for it in O(log n). The maximum before a
 place is also the peak once all behind it have ended: that tells how long memory has to be waited for.
 """

@@ -4,7 +4,7 @@
     prefill_s = steps (a + c D + d K + b max(0, D - n0)) + b x + e x (h + x/2)
 
 with the six numbers of step form `h`; the linear form has e = 0 and no knee. What a prompt's own tokens save below the
-knee is left out. Source: affinity study, section 2.
+knee is left out.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Which prompt blocks an engine probably still holds: hashes in the order of their last use, as many as its KV holds.
 
 The gateway touches the blocks of a prompt when it sends the prompt there; no event of the engine is needed if the
-capacity is the engine's own (affinity study, section 4: half of it doubles the tail, four times it costs 15 %).
+capacity is the engine's own (half of it would double the tail of agents' traffic, four times it would cost 15 %).
 A hash stands for all text up to the end of its block. Of a prompt's blocks the last is forgotten first, as engines do.
 """
 

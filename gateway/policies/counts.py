@@ -1,6 +1,6 @@
 """Policies by what the gateway itself counts: cheap, and right where requests are alike. Pure.
 
-Sources: power of two choices, Mitzenmacher 2001; random, round robin and min QPM as in papers.md 1.3.
+Sources: power of two choices, Mitzenmacher 2001; random, round robin and min QPM as in the Astrolabe paper.
 """
 
 import bisect
@@ -22,7 +22,7 @@ class RandomChoice(Base):
 
 
 class RoundRobin(Base):
-    """In turn, by name, whatever the set of open replicas is (papers.md 1.3: request number modulo N)."""
+    """In turn, by name, whatever the set of open replicas is (request number modulo N)."""
 
     _last = ""
 
@@ -43,7 +43,7 @@ class LeastRequest(Base):
 
 
 class MinQpm(Base):
-    """Fewest requests sent in the last 60 s per weight, ties at random (papers.md 1.3)."""
+    """Fewest requests sent in the last 60 s per weight, ties at random."""
 
     def choose(self, ask: Asked, views: Sequence[V], now_s: float) -> V:
         """The least used."""

@@ -1,7 +1,7 @@
 """The rules of other gateways, from their published definitions, on this gateway's own counts and index. Pure.
 
-They are here to be compared with, and for who comes from there. Sources: peers.md 1a and 1e, and each project's
-documentation as named; what a rule needs of the engine comes from its report, what it keeps itself from the mirror.
+They are here to be compared with, and for who comes from there. Sources: each project's source
+and documentation, as named; what a rule needs of the engine comes from its report, what it keeps itself from the mirror.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Policies by what an engine reports or a simulation predicts: the Astrolabe paper's and its baselines. Pure.
 
-Sources: papers.md 1.1 (power of two, fan-out; target = predicted completion of the new request) and 1.3 (scores of the
-baselines, which all ask every replica). Ties at random.
+Sources: the Astrolabe paper's own policies (power of two, fan-out; target = predicted completion of the new request) and
+its baselines' scores, which all ask every replica. Ties at random.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Predicted(Base):
 
 
 class PowerOfTwo(Predicted):
-    """Two random ones asked, the better predicted one taken (Astrolabe; papers.md 1.1, N = 2)."""
+    """Two random ones asked, the better predicted one taken (Astrolabe, N = 2)."""
 
     def count(self, views: Sequence[View]) -> int:
         """Two."""
@@ -42,7 +42,7 @@ class PowerOfTwo(Predicted):
 
 
 class PowerOfD(Predicted):
-    """As `po2` with any d (papers.md 1.1)."""
+    """As `po2` with any d."""
 
     def count(self, views: Sequence[View]) -> int:
         """d of the rule."""
@@ -50,7 +50,7 @@ class PowerOfD(Predicted):
 
 
 class FanOut(Predicted):
-    """All are asked (papers.md 1.1, N = 12 of 12)."""
+    """All are asked (Astrolabe, N = 12 of 12)."""
 
 
 class Reported(Base):
@@ -70,11 +70,11 @@ class Reported(Base):
 
 
 class MinRequests(Reported):
-    """Fewest running and waiting requests as the engine counts them (papers.md 1.3, min current requests)."""
+    """Fewest running and waiting requests as the engine counts them (the paper's min current requests)."""
 
 
 class Infaas(Reported):
-    """INFaaS++ (papers.md 1.3): most free blocks per running request."""
+    """INFaaS++: most free blocks per running request."""
 
     def score(self, job: Job, reply: ProbeReply) -> float:
         """-(free blocks / max(running, 1))."""
@@ -82,7 +82,7 @@ class Infaas(Reported):
 
 
 class Llumnix(Reported):
-    """Llumnix- without migration (papers.md 1.3): as INFaaS++, less the blocks that waiting prompts need."""
+    """Llumnix- without migration: as INFaaS++, less the blocks that waiting prompts need."""
 
     def score(self, job: Job, reply: ProbeReply) -> float:
         """-((free - needed) / max(running, 1))."""
@@ -90,7 +90,7 @@ class Llumnix(Reported):
 
 
 class NoSim(Reported):
-    """Fewest tokens to compute or produce, the new request's included (papers.md 1.3, NoSim)."""
+    """Fewest tokens to compute or produce, the new request's included (the paper's NoSim)."""
 
     def score(self, job: Job, reply: ProbeReply) -> float:
         """Queued tokens + prompt + predicted output."""

@@ -2,7 +2,7 @@
 
 Arrivals are drawn as gaps of mean 1 and then scaled to the rate, so that runs with one seed differ in nothing but the
 rate; a trace's window is scaled the same way. Told lengths are true x (1 + N(0, error)) within [0.1, 5], as in
-Astrolabe's noise model (papers.md 1.5). Pure; the random source is made from the seed.
+Astrolabe's noise model. Pure; the random source is made from the seed.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ BLOCK_TOKENS = 64
 OUTPUT_TOKENS_MAX = 250
 MARK = re.compile(r" answer (\d+)$")
 MARK_BYTES = len(" answer 999")
-START_STEP = 3000  # rows between the windows of two seeds, as in the affinity study
+START_STEP = 3000  # rows between the windows of two seeds
 
 
 @dataclass(frozen=True, slots=True)

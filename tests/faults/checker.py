@@ -1,4 +1,4 @@
-"""Joins the four ledgers by id and names every id that breaks a rule of the reliability goal. Pure.
+"""Joins the four ledgers by id and names every id that breaks a rule. Pure.
 
 Rules: each accepted request has exactly one end, which its client can tell from success; a second run only after an
 attempt that was refused by a documented answer; bytes unchanged both ways; the gateway's own log agrees with what
@@ -282,7 +282,7 @@ def _logged(record: ClientRecord, seen: View, runs: list[RunRecord], ledgers: Le
 
 
 def _told(record: ClientRecord, runs: list[RunRecord]) -> Found:
-    """An error of the gateway says whether a new attempt is safe (decision 11)."""
+    """An error of the gateway says whether a new attempt is safe."""
     may_have_run = any(run.status not in NOT_STARTED for run in runs)
     if may_have_run and record.headers.get(b"x-should-retry") != b"false":
         yield "wrong end", f"{record.status} after a run without x-should-retry: false"
