@@ -1,7 +1,7 @@
 """What the gateway asks of an engine adapter, and the errors that adapters speak in. Pure.
 
 Foreign exceptions are mapped to ProbeFailedError once, at the boundary (control_http.py). The relay moves the bytes of
-requests itself; adapters only identify, probe and (later) act on an engine.
+requests itself; adapters only identify and probe; what moves models is a mover (moves.py).
 """
 
 from dataclasses import dataclass, replace

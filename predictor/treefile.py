@@ -2,7 +2,7 @@
 
 The graph is: a linear part of the features, plus trees (TreeEnsembleRegressor, sums, no transform) over the features and,
 where the file has word weights, one more number: their sum over the prompt's words, divided by the root of how many.
-`gateway tagger train` writes such files, and onnxruntime runs them to the same figures.
+`gateway tagger train-trees` writes such files, and onnxruntime runs them to the same figures.
 """
 
 import struct

@@ -1,7 +1,7 @@
-"""What a dispatch policy is: two steps, `probes` then `choose`. Pure.
+"""What a dispatch policy is: `choose`, and before it `drawn` where the choice rests on replies. Pure.
 
-`probes` names the replicas whose prediction or state the choice rests on, none for policies that count by themselves;
-`choose` picks among them. Adding a policy = one class, one table of cases in the tests, one line in the table, one line
+`drawn` names the replicas whose prediction or state is asked for; policies that count by themselves have none of it.
+`choose` picks one. Adding a policy = one class, one table of cases in the tests, one line in the table, one line
 in the README. The random source is given at construction.
 """
 
