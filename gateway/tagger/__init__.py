@@ -1,1 +1,1 @@
-"""Training of what foretells lengths: the encoder (data, vocabulary, network, export) and the boosted trees. Run offline by `gateway tagger`."""
+"""Training of what foretells lengths, run offline by `gateway tagger`: the encoder and the boosted trees."""
