@@ -3,6 +3,7 @@
 Between slo, travel and the exchange: pure but for the plane that it asks for classes, time and the replica's engine.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway import refusals
@@ -64,7 +65,7 @@ def promise(book: "ClassBook", client: "Client | None", said: Asked | None, acco
     if fields.agent_deadline_s < NEVER:
         said = said or Asked()
         if not said.targets:
-            said = Asked(e2e_s=fields.agent_deadline_s, class_name=said.class_name, read_s=said.read_s, tenant=said.tenant)
+            said = replace(said, e2e_s=fields.agent_deadline_s)
     try:
         made = book.promise(
             said, client.spec.class_name, account.model, account.route, priority=fields.priority, stream=fields.stream

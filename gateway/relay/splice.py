@@ -35,6 +35,8 @@ class BodyError(ValueError):
 ENGINE_MEMBERS = frozenset(("vllm_xargs", "kv_transfer_params"))
 _NONE: frozenset[str] = frozenset()
 NEVER = float("inf")
+MANY = 1 << 31
+_WORDS_ON = frozenset(("1", "on", "t", "true", "y", "yes"))
 
 
 class BodyFields(NamedTuple):
@@ -65,23 +67,41 @@ def _count(value: object, default: int) -> int:
     return value if type(value) is int else default
 
 
+def _on(value: object) -> bool:
+    """Whether engines take that for true: pydantic, which vLLM and SGLang read bodies with, is not strict."""
+    if value is True or value is False or value is None:
+        return value is True
+    return value == 1 or (isinstance(value, str) and value.lower() in _WORDS_ON)
+
+
+def _many(value: object) -> int:
+    """How many answers that asks for; 200.0 and "200" are 200 to engines, too."""
+    if type(value) is int:
+        return value
+    if isinstance(value, float | str):
+        with suppress(ValueError):
+            number = float(value)
+            return int(min(number, MANY)) if number >= 1 else 1
+    return 1
+
+
 def fields_of(parsed: dict[str, object]) -> BodyFields:
     """The fields from a parsed object (all of it, or its WANTED members)."""
     get = parsed.get
     if parsed.keys().isdisjoint(_RARE):  # most requests
-        return BodyFields(_text(get("model")), get("stream") is True, _count(get("max_tokens"), -1))
+        return BodyFields(_text(get("model")), _on(get("stream")), _count(get("max_tokens"), -1))
     options = get("stream_options")
     metadata = get("metadata")
     session = get("prompt_cache_key") or get("session_id") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
     limit = get("max_completion_tokens") or get("max_tokens") or get("max_output_tokens")
     return BodyFields(
         model=_text(get("model")),
-        stream=get("stream") is True,
+        stream=_on(get("stream")),
         max_tokens=_count(limit, -1),
-        n=max(_count(get("n"), 1), _count(get("best_of"), 1)),
+        n=max(1, _many(get("n")), _many(get("best_of"))),
         priority=_count(get("priority"), 0) if "priority" in parsed else None,
         session=_text(session or get("user")),
-        asks_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        asks_usage=isinstance(options, dict) and _on(options.get("include_usage")),
         has_stream_options="stream_options" in parsed,
         previous_response_id=_text(get("previous_response_id")),
         parts=tuple([part for part in PARTS if part in parsed]),
@@ -304,7 +324,10 @@ def usage_edit(body: bytes, fields: BodyFields, max_depth: int, span: Span | Non
         return None
     if options is not None and not isinstance(options, dict):
         return None
-    return *span, orjson.dumps({**(options or {}), "include_usage": True})
+    asking: dict[str, object] = {**(options or {}), "include_usage": True}
+    if "continuous_usage_stats" in asking:
+        asking["continuous_usage_stats"] = False  # without include_usage it did nothing; now each chunk would have a usage
+    return *span, orjson.dumps(asking)
 
 
 def model_edit(body: bytes, name: str, max_depth: int, span: Span | None = None) -> Edit:

@@ -114,6 +114,8 @@ def test_asking_for_usage_changes_one_member_and_no_other_byte(body: bytes, know
         assert made == body, "the engine judges it"
         return
     wanted = {**(parsed.get("stream_options") or {}), "include_usage": True}
+    if "continuous_usage_stats" in wanted:
+        wanted["continuous_usage_stats"] = False
     assert json.loads(made) == {**parsed, "stream_options": wanted}
     untouched(body, made, span)
     assert judge(made).asks_usage
@@ -236,7 +238,11 @@ def test_the_engine_judges_the_rest() -> None:
         (b'{"model":"a","model":"b"}', {"model": "b"}),
         (b'{"a":{"model":"inner"},"b":["model","x"]}', {}),
         (b'{"a":"model","model":"m"}', {"model": "m"}),
-        (b'{"stream":1}', {}),
+        (b'{"stream":1}', {"stream": True}),
+        (b'{"stream":"TRUE"}', {"stream": True}),
+        (b'{"stream":2}', {}),
+        (b'{"stream":"enabled"}', {}),
+        (b'{"stream":[1]}', {}),
         (b'{"stream":true}', {"stream": True}),
         (b'{"max_tokens":7}', {"max_tokens": 7}),
         (b'{"max_tokens":7,"max_completion_tokens":9}', {"max_tokens": 9}),
@@ -245,7 +251,12 @@ def test_the_engine_judges_the_rest() -> None:
         (b'{"max_tokens":7.5}', {}),
         (b'{"n":3,"best_of":5}', {"n": 5}),
         (b'{"n":-3}', {}),
-        (b'{"n":"3"}', {}),
+        (b'{"n":"3"}', {"n": 3}),
+        (b'{"n":200.0}', {"n": 200}),
+        (b'{"n":1e30}', {"n": 1 << 31}),
+        (b'{"best_of":" 1_000"}', {"n": 1000}),
+        (b'{"n":"many","best_of":[7]}', {}),
+        (b'{"n":"nan"}', {}),
         (b'{"priority":-5}', {"priority": -5}),
         (b'{"priority":null}', {"priority": 0}),
         (b'{"user":"u"}', {"session": "u"}),
@@ -256,6 +267,7 @@ def test_the_engine_judges_the_rest() -> None:
         (b'{"stream_options":null}', {"has_stream_options": True}),
         (b'{"stream_options":{"include_usage":false}}', {"has_stream_options": True}),
         (b'{"stream_options":{"include_usage":true}}', {"has_stream_options": True, "asks_usage": True}),
+        (b'{"stream_options":{"include_usage":"yes"}}', {"has_stream_options": True, "asks_usage": True}),
         (b'{"previous_response_id":"resp_1"}', {"previous_response_id": "resp_1"}),
     ],
 )

@@ -365,6 +365,16 @@ def test_an_agent_s_deadline_in_the_body_is_a_promise() -> None:
     run(case)
 
 
+def test_an_agent_s_deadline_leaves_what_the_head_says() -> None:
+    async def case(rig: Rig) -> None:
+        context = {"agentic_context": {"deadline_seconds": 12.5}}
+        await rig.ask(chat(vllm_xargs=context), headers={"x-request-id": "agent", "x-request-priority": "-3"})
+        slo = (await told(rig, "agent"))["slo"]
+        assert (slo["class"], slo["e2e_ms"]) == ("urgent", 12_500.0)
+
+    run(case, replace(CONFIG, classes=(ClassSpec("urgent", ttft_ms=500, priorities=(-3,)),)))
+
+
 def test_promises_are_counted() -> None:
     async def case(rig: Rig) -> None:
         for _ in range(3):

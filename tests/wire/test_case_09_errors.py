@@ -95,6 +95,8 @@ def test_case_9_3_a_malformed_body_is_400_in_the_faces_form() -> None:
         (lambda: None, "/v1/responses/resp_none", "GET", 404, "response_not_found"),
         (lambda: chat() | {"model": "none"}, "/v1/chat/completions", "POST", 404, "model_not_found"),
         (lambda: chat() | {"n": 100_000}, "/v1/chat/completions", "POST", 400, "n_too_large"),
+        (lambda: chat() | {"n": 100_000.0}, "/v1/chat/completions", "POST", 400, "n_too_large"),
+        (lambda: chat() | {"best_of": "100000"}, "/v1/chat/completions", "POST", 400, "n_too_large"),
         (lambda: None, "/admin/backends", "GET", 404, "unknown_route"),
         (lambda: None, "/metrics", "GET", 404, "unknown_route"),
     ],
