@@ -1,7 +1,7 @@
 """The opt-in length log: a JSON line for each finished answer, to train on. Shell; off unless a file is named.
 
-A row holds numbers: the prompt's features and the answer's length (docs/tagger.md). What the encoder reads of the user's
-text, some hundred characters of its end and its beginning, only with `log_text`. Rows are rendered and written by a
+A row holds numbers: the prompt's features and the answer's length (docs/tagger.md). What models that know text read of
+the prompt, at most 1,200 characters of its end and its beginning, only with `log_text`. Rows are rendered and written by a
 thread from a bounded queue; when that is full they are dropped and counted, and a file of `log_bytes` makes room: PATH,
 PATH.1 and so on, `log_files` of them.
 """
@@ -18,6 +18,7 @@ import orjson
 from gateway.config import Tagger
 from gateway.prompt_ends import Ends, view_of_ends
 from predictor.features import FEATURES, Cues
+from predictor.grams import spoken_of
 from predictor.tagger_text import encoder_text
 
 VERSION = 1
@@ -53,7 +54,9 @@ def rendered(row: Row, time_s: float) -> bytes:
         "truncated": row.truncated,
     }
     if row.ends is not None:
-        fields["encoder"] = asdict(encoder_text(view_of_ends(row.ends, row.max_tokens)))
+        view = view_of_ends(row.ends, row.max_tokens)
+        fields["encoder"] = asdict(encoder_text(view))
+        fields["spoken"] = asdict(spoken_of(view))
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 

@@ -18,10 +18,11 @@ from typing import Any
 from gateway.prompt_ends import Ends, view_of_ends
 from gateway.tag_frames import FRAME_BYTES_MAX, PROBLEM, READY, FrameError, Question, decode_question, encode_reply
 from predictor.features import Cues, cues
+from predictor.grams import grams_of, spoken_of
 from predictor.prompts import PromptView
 from predictor.tagger_text import encoder_text, marks_of, token_ids
 from predictor.treefile import TreeFileError
-from predictor.trees import Trees
+from predictor.trees import NO_GRAMS, Trees
 
 ENCODER_FIRST_S = 0.003  # an encoder's run, until one was measured
 WARM_RUNS = 3
@@ -70,13 +71,16 @@ class Models:
         view = view_of_ends(Ends(b"{}", b"", 2), -1)
         seen = cues(view)
         for _ in range(WARM_RUNS):
-            self.trees(seen)
+            self.trees(seen, view)
             if self._encoder is not None:
                 self.encoder(view)
 
-    def trees(self, found: Cues) -> dict[str, Triple]:
+    def trees(self, found: Cues, view: PromptView) -> dict[str, Triple]:
         """What the trees guess, if there are any."""
-        return {"trees": self._trees.quantiles(found)} if self._trees is not None else {}
+        if self._trees is None:
+            return {}
+        grams = grams_of(spoken_of(view)) if self._trees.reads_grams else NO_GRAMS
+        return {"trees": self._trees.quantiles(found, grams)}
 
     def encoder(self, view: PromptView) -> dict[str, Triple]:
         """What the encoder guesses."""
@@ -156,7 +160,7 @@ class Worker:
             return
         view = view_of_ends(question.ends, question.max_tokens)
         seen = cues(view)
-        guesses = self._models.trees(seen)
+        guesses = self._models.trees(seen, view)
         if not question.encoder or not self._encodes:
             self._send(encode_reply(question.id, last=True, cues=seen, guesses=guesses))
             return

@@ -76,8 +76,13 @@ def cues(view: PromptView) -> Cues:
 def _words(view: PromptView) -> list[bytes]:
     """Of the beginning and of the end; a wide character is a word of its own."""
     ends = view.head[:HEAD_CHARS] + (view.tail or view.head[HEAD_CHARS:])[-TAIL_CHARS:]
-    words = _WORD.findall(ends.encode("utf-8", "surrogatepass").lower())
+    words = words_of(ends)
     return words if len(words) <= WORDS_MAX else words[: WORDS_MAX // 4] + words[-3 * WORDS_MAX // 4 :]
+
+
+def words_of(text: str) -> list[bytes]:
+    """Words, numbers and signs of a text, in lower case; a wide character is a word of its own."""
+    return _WORD.findall(text.encode("utf-8", "surrogatepass").lower())
 
 
 def _shape(view: PromptView) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
 """Boosted trees over a prompt's features: three quantiles of the log of its answer's tokens. Pure, and no runtime needed.
 
-A prompt costs 0.1 ms in plain Python, less than handing it to a runtime would. What is made by `gateway tagger train
---layer trees` says which features it was trained on; a file for other ones is refused.
+A prompt costs 0.1 ms in plain Python, less than handing it to a runtime would. What is made by `gateway tagger
+train-trees` says which features it was trained on; a file for other ones is refused. Trees may look at one more number
+for the prompt's words, or at two for its grams (`predictor.grams`): sums of weights that were learnt before the trees.
 """
 
 import math
@@ -9,12 +10,17 @@ from array import array
 from dataclasses import dataclass
 from functools import partial
 
-from predictor.features import FEATURES, Cues
+from predictor.features import BUCKETS, FEATURES, Cues
+from predictor.grams import GRAM_BUCKETS, Grams
 from predictor.treefile import BRANCH, FEATURES_KEY, LEAF, TreeFile, TreeFileError, read
 
 TARGETS = 3
 NODES_MAX = 200_000
 WORD_WEIGHTS = "word_weights"
+GRAM_WEIGHTS = "gram_weights"
+GRAM_SCALES = "gram_scales"
+NO_GRAMS = Grams((), ())
+GRAM_SCALE_MIN = 1e-9  # of a prompt without any gram that was seen in training
 LINEAR = "linear"
 SHIFT = "shift"
 
@@ -31,6 +37,8 @@ class Trees:
     base: tuple[float, float, float]
     linear: tuple[tuple[int, float], ...]  # features that count as they are, and by how much
     words: "array[float]"  # weight of each bucket; empty: words are not looked at
+    grams: "array[float]"  # the same of grams
+    scales: "array[float]"  # by how much each gram adds to the square of what their sum is divided by
 
     @classmethod
     def from_onnx(cls, data: bytes) -> "Trees":
@@ -43,11 +51,18 @@ class Trees:
         except (KeyError, IndexError, ValueError) as error:
             raise TreeFileError(f"the trees in the file do not fit together: {error!r}") from error
 
-    def quantiles(self, cues: Cues) -> tuple[float, float, float]:
+    @property
+    def reads_grams(self) -> bool:
+        """Whether `quantiles` wants the prompt's grams."""
+        return bool(self.grams)
+
+    def quantiles(self, cues: Cues, grams: Grams = NO_GRAMS) -> tuple[float, float, float]:
         """Natural logs of tokens at 0.1, 0.5 and 0.9, in rising order."""
         numbers: tuple[float, ...] = cues.numbers
         if self.words:
             numbers = (*numbers, self._spoken(cues.words))
+        if self.grams:
+            numbers = (*numbers, self._weighed(grams.text), self._weighed(grams.said))
         sums = [0.0, 0.0, 0.0]
         feature, limit, low, high = self.feature, self.limit, self.low, self.high
         for node in self.roots:
@@ -64,6 +79,11 @@ class Trees:
         weights = self.words
         return sum([weights[word] for word in words]) / math.sqrt(len(words) or 1)
 
+    def _weighed(self, grams: tuple[int, ...]) -> float:
+        weights, scales = self.grams, self.scales
+        square = sum([scales[gram] for gram in grams]) + GRAM_SCALE_MIN
+        return sum([weights[gram] for gram in grams]) / math.sqrt(square)
+
 
 def _built(file: TreeFile) -> Trees:
     ints, floats, modes = file.trees.ints, file.trees.floats, file.trees.strings["nodes_modes"]
@@ -73,8 +93,11 @@ def _built(file: TreeFile) -> Trees:
     place = {key: number for number, key in enumerate(zip(trees, nodes, strict=True))}
     feature, limit = list(ints["nodes_featureids"]), list(floats["nodes_values"])
     low, high = [0] * len(nodes), [0] * len(nodes)
-    words = array("d", file.tensors.get(WORD_WEIGHTS, ()))
-    width = len(FEATURES) + bool(words)
+    words = _table(file, WORD_WEIGHTS, BUCKETS)
+    grams, scales = _table(file, GRAM_WEIGHTS, GRAM_BUCKETS), _table(file, GRAM_SCALES, GRAM_BUCKETS)
+    if len(grams) != len(scales) or any(scale < 0.0 for scale in scales):
+        raise ValueError("weights of grams without their scales")
+    width = len(FEATURES) + bool(words) + (len(NO_GRAMS) if grams else 0)
     find = partial(_below, place)
     for number, mode in enumerate(modes):
         if mode == BRANCH:
@@ -93,7 +116,15 @@ def _built(file: TreeFile) -> Trees:
     q10, q50, q90 = file.tensors[SHIFT]
     linear = tuple([(number, weight) for number, weight in enumerate(file.tensors.get(LINEAR, ())) if weight])
     roots = tuple([place[tree, 0] for tree in sorted(set(trees))])
-    return Trees(roots, tuple(feature), tuple(limit), tuple(low), tuple(high), (q10, q50, q90), linear, words)
+    return Trees(roots, tuple(feature), tuple(limit), tuple(low), tuple(high), (q10, q50, q90), linear, words, grams, scales)
+
+
+def _table(file: TreeFile, name: str, size: int) -> "array[float]":
+    """A finite number for each bucket, or none at all."""
+    found = array("d", file.tensors.get(name, ()))
+    if found and (len(found) != size or not all(map(math.isfinite, found))):
+        raise ValueError(f"{name}: {len(found)} numbers for {size} buckets")
+    return found
 
 
 def _below(place: dict[tuple[int, int], int], number: int, tree: int, node: int) -> int:

@@ -1,20 +1,23 @@
 """Rows for the boosted trees: from the gateway's length logs, or from a folder of public answers. I/O.
 
-A log's rows hold features, never text, so own traffic trains trees without anybody's words being kept. A row of other
-features than today's is left out and counted.
+A log's rows hold features, so own traffic trains trees without anybody's words being kept; where text is logged, they are
+trained on it, too. A row of other features than today's is left out and counted. Other files hold `messages` (a chat) or
+`prompt`, and `output_tokens`.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from gateway.tagger.records import HELD_OUT, group_of
 from predictor.features import BUCKETS, FEATURES, Cues, cues
+from predictor.grams import Grams, Spoken, grams_of, spoken_of
 from predictor.prompts import view_of
 
 PER_PROMPT = 4  # answers of different models to one prompt: more of them tell little about prompts
@@ -31,10 +34,11 @@ class TreeRow:
     source: str = ""
     group: str = ""
     weight: float = 1.0
+    grams: Grams | None = None  # None: no text is known
 
 
 def of_log(paths: Iterable[Path]) -> tuple[list[TreeRow], int]:
-    """The rows of log files, and how many lines could not be used."""
+    """The rows of log files or of other jsonl, and how many lines could not be used."""
     rows: list[TreeRow] = []
     lost = 0
     for path in paths:
@@ -48,18 +52,44 @@ def of_log(paths: Iterable[Path]) -> tuple[list[TreeRow], int]:
     return rows, lost
 
 
+def with_text(rows: Sequence[TreeRow]) -> list[TreeRow]:
+    """Those whose text is known, if they are at least as many as the others; else all, as if none were known."""
+    known = [row for row in rows if row.grams is not None]
+    return known if 2 * len(known) >= len(rows) else [replace(row, grams=None) for row in rows]
+
+
 def _of_line(line: bytes) -> TreeRow | None:
     try:
         record = orjson.loads(line)
-        features, tokens = record["features"], record["output_tokens"]
-        numbers = tuple([float(features[name]) for name in FEATURES])
-        words = tuple([int(word) for word in record.get("words", ()) if 0 <= word < BUCKETS])
-        if len(features) != len(FEATURES) or not isinstance(tokens, int) or tokens < 1:
+        tokens, model = record["output_tokens"], str(record.get("model", ""))
+        if not isinstance(tokens, int) or tokens < 1:
             return None
-        model, route = str(record["model"]), str(record.get("route", ""))
+        row = _of_record(record) if "features" in record else _of_text(record)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
         return None
-    return TreeRow(Cues(numbers, words), tokens, record.get("truncated") is True, model, route, str(words[:24]))
+    cut = record.get("truncated") is True or record.get("finish_reason") == "length"
+    return replace(row, output_tokens=tokens, truncated=cut, model=model)
+
+
+def _of_record(record: Mapping[str, Any]) -> TreeRow:
+    """A line of the gateway's log."""
+    features = record["features"]
+    numbers = tuple([float(features[name]) for name in FEATURES])
+    words = tuple([int(word) for word in record.get("words", ()) if 0 <= word < BUCKETS])
+    if len(features) != len(FEATURES):
+        raise ValueError("other features")
+    grams = grams_of(Spoken(**record["spoken"])) if "spoken" in record else None
+    return TreeRow(Cues(numbers, words), 1, source=str(record.get("route", "")), group=str(words[:24]), grams=grams)
+
+
+def _of_text(record: Mapping[str, Any]) -> TreeRow:
+    """A line of any jsonl that holds prompts."""
+    asked = record.get("messages") or [{"role": "user", "content": record["prompt"]}]
+    turns = [_as_sent(turn) for turn in (json.loads(asked) if isinstance(asked, str) else asked)]
+    view = view_of({"messages": turns})
+    source = str(record.get("source", ""))
+    group = str(record.get("group") or group_of(source, _first_of(turns)))
+    return TreeRow(cues(view), 1, source=source, group=group, grams=grams_of(spoken_of(view)))
 
 
 def of_folder(folder: Path) -> list[TreeRow]:
@@ -88,8 +118,12 @@ def of_folder(folder: Path) -> list[TreeRow]:
 
 def _of_prompt(source: str, messages: str) -> TreeRow:
     turns = [_as_sent(turn) for turn in json.loads(messages)]
-    first = next((str(turn.get("content")) for turn in turns if turn.get("role") == "user"), "")
-    return TreeRow(cues(view_of({"messages": turns})), 1, source=source, group=group_of(source, first))
+    return TreeRow(cues(view_of({"messages": turns})), 1, source=source, group=group_of(source, _first_of(turns)))
+
+
+def _first_of(turns: Sequence[Mapping[str, object]]) -> str:
+    """What the user said first."""
+    return next((str(turn.get("content")) for turn in turns if turn.get("role") == "user"), "")
 
 
 def _as_sent(turn: dict[str, object]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Writes boosted trees as the ONNX file that `predictor.trees` reads and onnxruntime runs. Extra `train`.
 
-Inputs: `numbers` (1 x features) and, where words count, `words` (their buckets); output: `quantiles` (1 x 3).
+Inputs: `numbers` (1 x features) and, where they count, `words` or the parts of `Grams` (buckets); output: `quantiles` (1 x 3).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from predictor.features import FEATURES
+from predictor.grams import Grams
 from predictor.treefile import BRANCH, FEATURES_KEY, LEAF
-from predictor.trees import LINEAR, SHIFT, TARGETS, WORD_WEIGHTS
+from predictor.trees import GRAM_SCALE_MIN, GRAM_SCALES, GRAM_WEIGHTS, LINEAR, SHIFT, TARGETS, WORD_WEIGHTS
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,10 @@ class _Table:
         self.floats.setdefault("target_weights", []).append(value)
 
 
-def onnx_of(ensembles: Sequence[Ensemble], linear: NDArray[np.float64], words: NDArray[np.float64] | None) -> bytes:
-    """The file. `linear`: a weight for each feature; `words`: one for each bucket, or None."""
+def onnx_of(
+    ensembles: Sequence[Ensemble], linear: Floats, words: Floats | None, grams: tuple[Floats, Floats] | None = None
+) -> bytes:
+    """The file. `linear`: a weight for each feature; `words`: one for each bucket, or None; `grams`: weights and scales."""
     table = _Table()
     tree = 0
     for target, ensemble in enumerate(ensembles):
@@ -63,15 +68,25 @@ def onnx_of(ensembles: Sequence[Ensemble], linear: NDArray[np.float64], words: N
         numpy_helper.from_array(np.zeros(TARGETS, np.float32), SHIFT),
     ]
     inputs = [helper.make_tensor_value_info("numbers", TensorProto.FLOAT, [1, len(FEATURES)])]
-    nodes = []
+    nodes, columns = [], ["numbers"]
+    tensors.append(numpy_helper.from_array(np.array([1, 1], np.int64), "one_by_one"))
     if words is not None:
-        tensors.append(numpy_helper.from_array(words.astype(np.float32).reshape(-1, 1), WORD_WEIGHTS))
+        tensors.append(_column(WORD_WEIGHTS, words))
         inputs.append(helper.make_tensor_value_info("words", TensorProto.INT64, ["n"]))
-        nodes += _word_nodes(tensors)
+        nodes += _word_nodes()
+        columns.append("spoken")
+    if grams is not None:
+        tensors += [_column(GRAM_WEIGHTS, grams[0]), _column(GRAM_SCALES, grams[1])]
+        tensors.append(numpy_helper.from_array(np.array([[GRAM_SCALE_MIN]], np.float32), "gram_scale_min"))
+        for part in Grams._fields:
+            inputs.append(helper.make_tensor_value_info(part, TensorProto.INT64, [f"n_{part}"]))
+            nodes += _gram_nodes(part)
+            columns.append(f"{part}_weighed")
     nodes += [
+        helper.make_node("Concat", columns, ["seen"], axis=1),
         helper.make_node(
             "TreeEnsembleRegressor",
-            ["seen" if words is not None else "numbers"],
+            ["seen"],
             ["grown"],
             domain="ai.onnx.ml",
             **table.attributes(),
@@ -90,17 +105,32 @@ def onnx_of(ensembles: Sequence[Ensemble], linear: NDArray[np.float64], words: N
     return written
 
 
-def _word_nodes(tensors: list[TensorProto]) -> list[Any]:
-    tensors.append(numpy_helper.from_array(np.array([1, 1], np.int64), "one_by_one"))
+def _column(name: str, values: Floats) -> TensorProto:
+    return numpy_helper.from_array(values.astype(np.float32).reshape(-1, 1), name)
+
+
+def _word_nodes() -> list[Any]:
     return [
-        helper.make_node("Gather", [WORD_WEIGHTS, "words"], ["said"], axis=0),
-        helper.make_node("ReduceSum", ["said"], ["said_sum"], keepdims=1),
+        helper.make_node("Gather", [WORD_WEIGHTS, "words"], ["word_said"], axis=0),
+        helper.make_node("ReduceSum", ["word_said"], ["word_sum"], keepdims=1),
         helper.make_node("Shape", ["words"], ["count"]),
         helper.make_node("Cast", ["count"], ["count_float"], to=TensorProto.FLOAT),
         helper.make_node("Sqrt", ["count_float"], ["root"]),
-        helper.make_node("Div", ["said_sum", "root"], ["said_mean"]),
-        helper.make_node("Reshape", ["said_mean", "one_by_one"], ["spoken"]),
-        helper.make_node("Concat", ["numbers", "spoken"], ["seen"], axis=1),
+        helper.make_node("Div", ["word_sum", "root"], ["word_mean"]),
+        helper.make_node("Reshape", ["word_mean", "one_by_one"], ["spoken"]),
+    ]
+
+
+def _gram_nodes(part: str) -> list[Any]:
+    return [
+        helper.make_node("Gather", [GRAM_WEIGHTS, part], [f"{part}_said"], axis=0),
+        helper.make_node("ReduceSum", [f"{part}_said"], [f"{part}_sum"], keepdims=1),
+        helper.make_node("Gather", [GRAM_SCALES, part], [f"{part}_squares"], axis=0),
+        helper.make_node("ReduceSum", [f"{part}_squares"], [f"{part}_square"], keepdims=1),
+        helper.make_node("Add", [f"{part}_square", "gram_scale_min"], [f"{part}_above"]),
+        helper.make_node("Sqrt", [f"{part}_above"], [f"{part}_root"]),
+        helper.make_node("Div", [f"{part}_sum", f"{part}_root"], [f"{part}_mean"]),
+        helper.make_node("Reshape", [f"{part}_mean", "one_by_one"], [f"{part}_weighed"]),
     ]
 
 

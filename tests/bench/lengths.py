@@ -125,9 +125,9 @@ def _compare(
     baselines: list[str],
     figures: Figures,
 ) -> None:
-    gateway, best_ours = models.OURS
+    without_text, with_text = models.OURS
     best = max(baselines, key=lambda label: found[label].tau)
-    for label, prefix in ((best_ours, key), (gateway, f"{key}_gateway")):
+    for label, prefix in ((with_text, key), (without_text, f"{key}_no_text")):
         figures[f"{prefix}_tau"] = found[label].tau
         figures[f"{prefix}_logmae"] = found[label].log_mae
         low, middle, high = gain(part.truth, told[label], told[best], part.groups)

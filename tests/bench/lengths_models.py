@@ -1,7 +1,6 @@
 """Predictors that `make eval-length` trains on one part of the rows and asks on another: baselines, and ours.
 
-Boosted baselines are LightGBM with Huber's loss, 15 leaves, 300 rounds. "Stacked" columns come from ridges that were
-fitted on other groups of the training part.
+Boosted baselines are LightGBM with Huber's loss, 15 leaves, 300 rounds.
 """
 
 from collections.abc import Callable
@@ -14,15 +13,16 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestNeighbors
 
+from gateway.tagger.tree_columns import word_table
 from gateway.tagger.tree_rows import TreeRow
-from gateway.tagger.trees import TreeOptions, train, word_table
+from gateway.tagger.trees import TreeOptions, train
 from predictor.features import FEATURES
-from predictor.trees import Trees
-from tests.bench.lengths_data import Table, folds
+from predictor.grams import Grams, grams_of, spoken_of
+from predictor.trees import NO_GRAMS, Trees
+from tests.bench.lengths_data import Prompt, Table
 
 HISTORY = frozenset(name for name in FEATURES if name.startswith("reply")) | {"replies", "turns", "role", "log_last"}
 LEXICAL = [number for number, name in enumerate(FEATURES) if name not in HISTORY]
-SEEDS = 3
 
 
 @dataclass(slots=True)
@@ -161,52 +161,29 @@ def paper(part: Part, asked: Part) -> np.ndarray:
 
 
 def gateway_trees(part: Part, asked: Part) -> np.ndarray:
-    """Ours, as `gateway tagger train-trees` makes them from a length log: features, history, hashed words."""
-    return quantiles_of_gateway(part, asked)[:, 1]
+    """Ours, as `gateway tagger train-trees` makes them from a length log without text: features, history, hashed words."""
+    return quantiles_of_gateway(part, asked, text=False)[:, 1]
 
 
-def quantiles_of_gateway(part: Part, asked: Part, seed: int = 0) -> np.ndarray:
-    """The same, all three quantiles."""
+def gateway_trees_with_text(part: Part, asked: Part) -> np.ndarray:
+    """Ours, as it makes them from a length log with text."""
+    return quantiles_of_gateway(part, asked, text=True)[:, 1]
+
+
+def quantiles_of_gateway(part: Part, asked: Part, *, text: bool, seed: int = 0) -> np.ndarray:
+    """All three quantiles, by trees from the file that was written."""
     table = part.table
     rows = [
-        TreeRow(table.prompts[number].cues, int(tokens), group=table.prompts[number].group)
-        for number, tokens in zip(table.prompt, table.tokens, strict=True)
+        TreeRow(prompt.cues, int(tokens), group=prompt.group, grams=_grams(prompt) if text else None)
+        for prompt, tokens in zip([table.prompts[number] for number in table.prompt], table.tokens, strict=True)
     ]
     trees = Trees.from_onnx(train(rows, TreeOptions(seed=seed)))
-    return np.array([trees.quantiles(asked.table.prompts[number].cues) for number in asked.table.prompt])
+    prompts = [asked.table.prompts[number] for number in asked.table.prompt]
+    return np.array([trees.quantiles(prompt.cues, _grams(prompt) if text else NO_GRAMS) for prompt in prompts])
 
 
-def stacked(part: Part, asked: Part) -> np.ndarray:
-    """Ours: boosted trees on features and history, and on what ridges say of the words, of TF-IDF (words, and pieces of
-    words) and of the embedding."""
-    fold = folds(part.groups, 5, 1)
-    left, right = [part.numbers], [asked.numbers]
-    pieces = TfidfVectorizer(min_df=3, ngram_range=(3, 5), analyzer="char_wb", sublinear_tf=True, max_features=20_000)
-    pieces.fit([text[:1000] for text in part.texts])
-    views = [(part.words, asked.words), _tfidf(part, asked)]
-    views.append(tuple(pieces.transform([text[:1000] for text in one.texts]) for one in (part, asked)))
-    if part.numbers[:, FEATURES.index("replies")].any():
-        context = [[_said_before(one, number) for number in one.table.prompt] for one in (part, asked)]
-        made = TfidfVectorizer(min_df=3, sublinear_tf=True, max_features=20_000).fit(context[0])
-        views.append(tuple(made.transform(texts) for texts in context))
-    if part.embedded is not None:
-        views.append((part.embedded, asked.embedded))
-    for seen, wanted in views:
-        column = np.zeros(len(part.truth))
-        told = np.zeros(len(asked.truth))
-        for number in range(5):
-            there = fold == number
-            model = Ridge(alpha=1.0).fit(seen[~there], part.truth[~there])
-            column[there] = model.predict(seen[there])
-            told += model.predict(wanted) / 5
-        left.append(column)
-        right.append(told)
-    return boosted(np.column_stack(left), part.truth, np.column_stack(right), SEEDS)
-
-
-def _said_before(part: Part, number: int) -> str:
-    prompt = part.table.prompts[number]
-    return f"{prompt.first[:500]} {prompt.view.reply_tail}"
+def _grams(prompt: Prompt) -> Grams:
+    return grams_of(spoken_of(prompt.view))
 
 
 BASELINES: dict[str, Predictor] = {
@@ -225,4 +202,7 @@ WITH_EMBEDDING: dict[str, Predictor] = {
     "MiniLM nearest 10": minilm_neighbours,
 }
 WITH_BOTH: dict[str, Predictor] = {"MiniLM + lexical + history, boosted": minilm_lexical_history}
-OURS: dict[str, Predictor] = {"ours, as the gateway trains it": gateway_trees, "ours, stacked": stacked}
+OURS: dict[str, Predictor] = {
+    "ours, from a log without text": gateway_trees,
+    "ours, from a log with text": gateway_trees_with_text,
+}

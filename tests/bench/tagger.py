@@ -84,7 +84,7 @@ class Costs:
         question = decode_question(encode_question(Question(1, 0.0, -1, ends_of(data))))
         view = view_of_ends(question.ends, -1)
         seen = cues(view)
-        reply = decode_reply(encode_reply(1, last=True, cues=seen, guesses=self.models.trees(seen)))
+        reply = decode_reply(encode_reply(1, last=True, cues=seen, guesses=self.models.trees(seen, view)))
         self.tagger.tag("m", "chat", reply.cues, reply.guesses, -1)
         return view, reply
 

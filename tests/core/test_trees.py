@@ -1,7 +1,9 @@
 """Trees from an ONNX file without a runtime: the same figures as onnxruntime's; files that are none are refused."""
 
 import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.tagger.tree_rows import of_log
+from gateway.tagger.tree_rows import TreeRow, of_log, with_text
 from gateway.tagger.tree_writer import Ensemble, onnx_of
 from predictor.features import BUCKETS, FEATURES, Cues, cues
+from predictor.grams import GRAM_BUCKETS, TEXT_BUCKETS, Grams, Spoken, grams_of, spoken_of
 from predictor.prompts import view_of
 from predictor.treefile import TreeFileError, read
 from predictor.trees import Trees
@@ -29,19 +32,22 @@ def grown(rng: random.Random, depth: int, width: int) -> dict[str, Any]:
     return {"split_feature": rng.randrange(width), "threshold": rng.uniform(-1.0, 8.0), **children}
 
 
-def made(*, words: bool) -> bytes:
+def made(*, words: bool = False, grams: bool = False) -> bytes:
     rng = random.Random(4)
-    width = len(FEATURES) + words
+    width = len(FEATURES) + words + 2 * grams
     ensembles = [Ensemble([{"tree_structure": grown(rng, 5, width)} for _ in range(12)]) for _ in range(3)]
     linear = np.zeros(len(FEATURES))
     linear[3], linear[-1] = 0.5, -0.25
     weights = np.array([rng.gauss(0.0, 1.0) for _ in range(BUCKETS)]) if words else None
-    return onnx_of(ensembles, linear, weights)
+    if not grams:
+        return onnx_of(ensembles, linear, weights)
+    said = np.random.default_rng(8).normal(size=(2, GRAM_BUCKETS))
+    return onnx_of(ensembles, linear, weights, (10.0 * said[0], said[1] ** 2))
 
 
-@pytest.mark.parametrize("words", [False, True])
-def test_figures_are_those_of_the_runtime(words: bool) -> None:
-    data = made(words=words)
+@pytest.mark.parametrize(("words", "grams"), [(False, False), (True, False), (False, True), (True, True)])
+def test_figures_are_those_of_the_runtime(words: bool, grams: bool) -> None:
+    data = made(words=words, grams=grams)
     trees, session = Trees.from_onnx(data), onnxruntime.InferenceSession(data)
     rng = random.Random(6)
     for _ in range(200):
@@ -50,8 +56,22 @@ def test_figures_are_those_of_the_runtime(words: bool) -> None:
         feed: dict[str, Any] = {"numbers": np.array([numbers], np.float32)}
         if words:
             feed["words"] = np.array(spoken, np.int64)
+        text = tuple(rng.sample(range(TEXT_BUCKETS), rng.randint(1, 200)))
+        said = tuple(rng.sample(range(TEXT_BUCKETS, GRAM_BUCKETS), rng.randint(1, 20)))
+        if grams:
+            feed |= {"text": np.array(text, np.int64), "said": np.array(said, np.int64)}
         expected = sorted(session.run(None, feed)[0][0].tolist())
-        assert trees.quantiles(Cues(numbers, spoken)) == pytest.approx(expected, abs=1e-4)
+        assert trees.quantiles(Cues(numbers, spoken), Grams(text, said)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_prompts_without_any_known_gram_are_answered() -> None:
+    assert all(math.isfinite(log) for log in Trees.from_onnx(made(grams=True)).quantiles(Cues((1.0,) * len(FEATURES))))
+
+
+def test_weights_of_grams_without_all_their_buckets_are_refused() -> None:
+    data = made(grams=True).replace(b"gram_scales", b"gram_Scales")
+    with pytest.raises(TreeFileError, match="scales"):
+        Trees.from_onnx(data)
 
 
 def test_the_shipped_trees_are_small_and_sensible() -> None:
@@ -115,3 +135,25 @@ def test_rows_come_from_the_length_log(tmp_path: Path) -> None:
     rows, lost = of_log([path])
     assert [(row.output_tokens, row.truncated, row.cues.words, row.model) for row in rows] == [(12, True, (3, 9), "m")]
     assert lost == 5
+
+
+def test_rows_with_text_have_its_grams_whether_logged_or_in_another_file(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "Tell me a story of ten words, then stop."}]
+    spoken = {"head": turns[0]["content"], "tail": "", "opening": turns[0]["content"], "reply": ""}
+    logged = {"features": dict.fromkeys(FEATURES, 1.0), "words": [3], "model": "m", "spoken": spoken, "output_tokens": 12}
+    lines = [logged, {"messages": turns, "output_tokens": 7, "finish_reason": "length"}, {"prompt": "Hi", "output_tokens": 2}]
+    path = tmp_path / "lengths.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*lines, {**logged, "spoken": {"odd": ""}}, {"output_tokens": 3}])))
+    rows, lost = of_log([path])
+    assert lost == 2
+    assert [row.output_tokens for row in rows] == [12, 7, 2]
+    assert rows[0].grams == rows[1].grams == grams_of(Spoken(**spoken)) == grams_of(spoken_of(view_of({"messages": turns})))
+    assert rows[1].cues == cues(view_of({"messages": turns}))
+    assert rows[1].truncated
+
+
+def test_rows_without_text_are_left_out_only_where_they_are_few() -> None:
+    known = TreeRow(Cues((), ()), 1, grams=Grams((1,), ()))
+    unknown = replace(known, grams=None)
+    assert with_text([known, known, unknown]) == [known, known]
+    assert with_text([known, unknown, unknown]) == [unknown] * 3

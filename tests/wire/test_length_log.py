@@ -39,12 +39,15 @@ def test_a_row_holds_numbers_by_name() -> None:
     }
 
 
-def test_the_text_is_what_the_encoder_reads() -> None:
+def test_the_text_is_what_the_encoder_and_the_trees_read() -> None:
     ends = ends_of(json.dumps(chat("\ud800 my words " * 2000 + "the end")).encode())
     row = json.loads(rendered(ROW._replace(ends=ends), 0.0))
     assert row["encoder"]["end"].endswith("the end")
     assert set(row["encoder"]) == {"end", "begin", "hints"}
     assert len(row["encoder"]["end"]) < 1000
+    assert row["spoken"]["tail"].endswith("the end")
+    assert set(row["spoken"]) == {"head", "tail", "opening", "reply"}
+    assert sum(map(len, row["spoken"].values())) < 1400
 
 
 def test_files_are_bounded_and_renamed(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Grams of a prompt: each once, below their bound, of parts that never meet; odd text and size change nothing of that."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.grams import GRAM_BUCKETS, HEAD_WORDS, TAIL_WORDS, TEXT_BUCKETS, Grams, grams_of, spoken_of
+from predictor.prompts import view_of
+
+MOST = 2 * (HEAD_WORDS + TAIL_WORDS)
+
+
+def grams(text: str, reply: str = "") -> Grams:
+    turns = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": reply}] if reply else []
+    return grams_of(spoken_of(view_of({"messages": [*turns, {"role": "user", "content": text}]})))
+
+
+@given(st.text(st.characters(exclude_categories=())), st.integers(1, 400))
+def test_any_text_gives_few_numbers_within_bounds(text: str, times: int) -> None:
+    found = grams(text * times, text)
+    assert len(found.text) == len(set(found.text)) <= MOST
+    assert len(found.said) == len(set(found.said)) <= 4 * 128
+    assert all(0 <= number < TEXT_BUCKETS for number in found.text)
+    assert all(TEXT_BUCKETS <= number < GRAM_BUCKETS for number in found.said)
+
+
+def test_order_of_words_counts_and_case_does_not() -> None:
+    assert set(grams("List the facts").text) == set(grams("list THE facts").text)
+    assert set(grams("man bites dog").text) != set(grams("dog bites man").text)
+
+
+def test_a_pair_is_no_word_that_is_spelt_like_both() -> None:
+    pair, word = set(grams("foot ball").text), set(grams("football").text)
+    assert len(pair) == 3
+    assert len(word) == 1
+    assert not pair & word
+
+
+def test_the_reply_before_is_told_from_the_user() -> None:
+    assert not set(grams("x", "one two").said) <= set(grams("one two").said)
+
+
+@pytest.mark.parametrize("size", [1024, 1025, 100_000])
+def test_both_ends_of_a_long_text_count(size: int) -> None:
+    middle = "blah " * (size // 5)
+    found = set(grams(f"begin {middle}finish").text)
+    assert set(grams("begin").text) <= found
+    assert set(grams("finish").text) <= found
