@@ -1,7 +1,7 @@
 """The access line: what is logged of each request, as JSON. It reads no clock. Compiled, since every request has one.
 
-It holds what the account holds and no more: no prompts, no keys. structlog's chain would take several times the CPU
-(make bench-log); the shape is the same as that of its lines.
+It holds what the account holds and no more: no prompts, no keys. structlog's chain would take more than twice the CPU
+(`make bench-log`); the shape is the same as that of its lines.
 """
 
 import time

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import orjson
 import structlog
@@ -31,7 +32,7 @@ def _fields(account: Account) -> dict[str, object]:
     return fields
 
 
-def _us_per_line(write) -> float:  # type: ignore[no-untyped-def]
+def _us_per_line(write: Callable[[], object]) -> float:
     begun = time.thread_time()
     for _ in range(LINES):
         write()
