@@ -12,6 +12,7 @@ from typing import Literal
 
 from backends.base import Identity, Kind
 from gateway.config import BackendSpec, Health
+from gateway.fitting import uneven
 from gateway.suspicion import Suspicion
 from gateway.views import View
 
@@ -114,6 +115,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._routes: dict[tuple[str, Kind], tuple[Replica, ...]] = {}
         self._suspicion = Suspicion(health.poison_ttl_s)
+        self.uneven = False  # whether a model's engines take requests of different lengths
         self.has_drops = False  # whether any body is under suspicion: only then is hashing bodies worth its cost
         self._transitions: deque[Transition] = deque(maxlen=TRANSITIONS_KEPT)
         self.version = 0
@@ -385,6 +387,7 @@ class Fleet:
     def _changed(self) -> None:
         self.version += 1
         self._routes.clear()
+        self.uneven = uneven(self._replicas.values())
 
 
 def _overload_wait_s(retry_after: bytes | None) -> float:

@@ -63,7 +63,7 @@ def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[ModelCard]:
         for model in replica.models:
             length = replica.identity.max_model_len
             if length:
-                lengths[model] = min(length, lengths.get(model, length))
+                lengths[model] = max(length, lengths.get(model, 0))
     cards = [ModelCard(model, lengths.get(model, 0)) for model in served]
     cards += [ModelCard(a, lengths.get(t, 0), t) for a, t in sorted(aliases.items()) if t in served]
     return cards

@@ -15,6 +15,7 @@ from gateway.answer import Answer
 from gateway.api import Refusal
 from gateway.desks import Station
 from gateway.dispatch import Ask, Hold
+from gateway.fitting import needed_tokens, too_small
 from gateway.fleet import Failure, Replica
 from gateway.jobs import Dispatch, Job
 from gateway.lodging import Waiter
@@ -94,6 +95,9 @@ class Placement:
         plane, ask, account = self._plane, self._ask, self._seeker.account
         assert ask is not None
         plane.lodging.arrived(ask.model, account.accepted_s, account.deadline_s)
+        if plane.fleet.uneven:
+            tokens = needed_tokens(len(body), fields.max_tokens)
+            self._tried |= too_small(plane.fleet.routable(ask.model, self._kind), tokens)
         if self._kind == "generate":
             station = self.station = plane.desks.station(ask.model, account.route)
             if station is not None:
