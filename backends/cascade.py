@@ -18,7 +18,8 @@ from typing import Protocol
 
 from predictor.budget import Gamma, SloTarget, decode_budget_s
 from predictor.places import TIER_2
-from predictor.queues import AGE_S, ORDERS, TieredQueue, Waiting
+from predictor.queues import AGE_S, ORDERS, TieredQueue
+from predictor.waiting import Waiting
 
 MARGIN_S = 0.05  # a budget must exceed what it is to pay for by so much
 COMEBACK_S = 1.0  # who gave way without an SLO of its own is due again after so long
@@ -201,12 +202,13 @@ class Cascade:
         self.pace.hinted(request.num_prompt_tokens, own.hint_s)
         if not self.reference_s:
             self.reference_s = self.pace.token_s
-        cost_s = self.gamma.of(own.slo_class) * (self.pace.step_s + tokens * self.reference_s)
+        mean_s = self.pace.step_s + tokens * self.reference_s
+        cost_s = self.gamma.of(own.slo_class) * mean_s
         deadline_s = own.deadline_s
         if own.first_s or (own.gave_way and deadline_s == math.inf):
             budget_s = self.budget_s(request, now_s)
             deadline_s = now_s + min(budget_s, COMEBACK_S + cost_s * self.stretch)
-        return Waiting(request.request_id, own.arrival_s, cost_s, tokens, deadline_s)
+        return Waiting(request.request_id, own.arrival_s, cost_s, tokens, deadline_s, mean_s=mean_s)
 
     def admitted(self, request: InEngine, waiting: Waiting, now_s: float) -> None:
         """It has a slot from this step on."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from backends.cascade import Cascade
-from predictor.queues import Waiting
+from predictor.waiting import Waiting
 
 HOLD_STEPS = 16
 

@@ -219,7 +219,7 @@ class Desk:
         ticket.key = order_key(ticket, self.rule) if self._late else job.arrival_s
         if job.deadline_s < NEVER:
             line.knows_slo = True
-        line.join(ticket, now_s, self.guard.service_s(ticket, self._views) if line.knows_slo else 0.0)
+        line.join(ticket, now_s, self.guard.service_s(ticket, self._views) if line.knows_slo else (0.0, 0.0))
 
     def decode_s(self, tokens: int) -> float:
         """Seconds that so many tokens take where they take least, as far as is known."""

@@ -18,8 +18,9 @@ from gateway.plan import WALK, Ticket
 from gateway.tenants import Tenants
 from gateway.views import View
 from predictor.budget import Gamma
-from predictor.queues import TIERED, TieredQueue, Waiting
+from predictor.queues import TIERED, TieredQueue
 from predictor.share import Share, turns
+from predictor.waiting import Waiting
 
 NEVER = float("inf")
 RETIER_S = 0.005
@@ -58,12 +59,12 @@ class Guard:
         self.gamma = Gamma()
         self._sent: dict[str, tuple[float, float]] = {}  # at, predicted to take
 
-    def service_s(self, ticket: Ticket, views: Sequence[View]) -> float:
-        """Guarded seconds that a prompt takes alone, where it takes least."""
+    def service_s(self, ticket: Ticket, views: Sequence[View]) -> tuple[float, float]:
+        """Seconds that a prompt takes alone, where it takes least: guarded, and as a rule."""
         tokens = ticket.job.prompt_tokens
         mirrors = [view.mirror for view in views if view.mirror is not None]
         alone_s = min([mirror.work_s(tokens, min(ticket.best_hit, tokens - 1)) for mirror in mirrors], default=0.0)
-        return self.gamma.of(ticket.job.class_name) * alone_s
+        return self.gamma.of(ticket.job.class_name) * alone_s, alone_s
 
     def sent(self, job: Job, predicted_s: float, now_s: float) -> None:
         """It is on its way."""
@@ -163,8 +164,9 @@ class Line:
 
     # -- coming and going
 
-    def join(self, ticket: Ticket, now_s: float, cost_s: float) -> None:
-        """`cost_s`: its guarded seconds of service; of use only once deadlines are known."""
+    def join(self, ticket: Ticket, now_s: float, service_s: tuple[float, float]) -> None:
+        """`service_s`: as `Guard` says; of use only once deadlines are known."""
+        cost_s, mean_s = service_s
         insort(self._list, ticket, key=place)
         self._order = None
         job = ticket.job
@@ -172,7 +174,8 @@ class Line:
             self._costs[job.id] = cost_s
             self._capacity.waits(now_s)
             if self._queue is not None and job.deadline_s < NEVER:
-                waiting = Waiting(job.id, job.arrival_s, cost_s, job.prompt_tokens, job.deadline_s, job.tenant)
+                tokens, until_s = job.prompt_tokens, job.deadline_s
+                waiting = Waiting(job.id, job.arrival_s, cost_s, tokens, until_s, job.tenant, mean_s=mean_s)
                 self._queue.add(waiting, now_s)
                 self._held[job.id] = Held(waiting, now_s)
         if job.tenant:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from predictor.budget import GAMMA_UNKNOWN
-from predictor.queues import AGE_S, TieredQueue, Waiting
+from predictor.queues import AGE_S, TieredQueue
 from predictor.share import turns
 from predictor.snapshot import Resident, Snapshot
+from predictor.waiting import Waiting
 
 UNPROMISED_S = 30.0  # of leeway that a request without a promise is sent with: with none it would run before all others
 TIER_2 = 1 << 50
@@ -92,7 +93,8 @@ class Places:
             if queueing.kind == "priority":
                 self._rows.append((bid.number, who))
             else:
-                self._add(who, bid.arrival_s, bid.deadline_s, bid.cost_s)
+                alone_s = self._alone_s(self._everybody[who], bid.cost_s)
+                self._add(who, bid.arrival_s, bid.deadline_s, bid.cost_s, alone_s)
 
     def join(self, comer: Comer) -> None:
         """One more waits from now on."""
@@ -136,15 +138,20 @@ class Places:
                 at -= 1
             self._rows.insert(at, (number, who))
             return
-        prompt = comer.resident.prompt_tokens
-        alone_s = how.step_s + prompt * how.reference_s if how.reference_s > 0 else comer.alone_s
+        alone_s = self._alone_s(comer.resident, comer.alone_s)
         cost_s = how.gammas.get(comer.slo_class, GAMMA_UNKNOWN) * alone_s
-        self._add(who, comer.arrival_s, comer.deadline_s, cost_s)
+        self._add(who, comer.arrival_s, comer.deadline_s, cost_s, alone_s)
 
-    def _add(self, who: int, arrival_s: float, deadline_s: float, cost_s: float) -> None:
+    def _alone_s(self, resident: Resident, otherwise_s: float) -> float:
+        """What a prompt takes alone, not guarded, as the engine reckons it."""
+        how = self._how
+        tokens = resident.prompt_tokens + resident.generated_tokens
+        return how.step_s + tokens * how.reference_s if how.reference_s > 0 else otherwise_s
+
+    def _add(self, who: int, arrival_s: float, deadline_s: float, cost_s: float, mean_s: float) -> None:
         resident = self._everybody[who]
         tokens = resident.prompt_tokens + resident.generated_tokens
-        self._queue.add(Waiting(str(who), arrival_s, cost_s, tokens, deadline_s), arrival_s)
+        self._queue.add(Waiting(str(who), arrival_s, cost_s, tokens, deadline_s, mean_s=mean_s), arrival_s)
 
     def _leave(self, who: int) -> None:
         if self._how.kind == "priority":

@@ -4,21 +4,22 @@
 |---|---|---|
 | fcfs, sjf, edf | all, by arrival, by work (+ `age_rate` x arrival), by deadline | none |
 | lrb (CASCADE) | budget above 0, the least first | the rest by arrival |
-| mh (Moore-Hodgson) | planned to meet its deadline, by deadline | the rest by work |
+| mh (predictor.moore_hodgson) | planned to meet its deadline, by deadline | the rest by work |
 
-`cost_s` is the guarded L of a request without the queue, `work_s` the service that it keeps from others (less where steps
-are shared). Who has no SLO is in tier 2, by work after the late ones: with no SLO known at all, lrb and mh are sjf. Tier 2
-gets the share `rho` of what is handed out (`Share`). After `age_s` of waiting no later arrival overtakes. Nothing is ever
-dropped. A broken assertion is a mistake of the caller.
+`cost_s` is the guarded L of a request without the queue, `mean_s` the same without the guard, `work_s` the service that it
+keeps from others (less where steps are shared). Who has no SLO is in tier 2, by work after the late ones: with no SLO known
+at all, lrb and mh are sjf. Tier 2 gets the share `rho` of what is handed out (`Share`). After `age_s` of waiting no later
+arrival overtakes. Nothing is ever dropped. A broken assertion is a mistake of the caller.
 """
 
-import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Final
 
+from predictor.moore_hodgson import MooreHodgson
 from predictor.share import Share
+from predictor.waiting import Waiting
 
 ORDERS: Final = ("fcfs", "sjf", "edf", "lrb", "mh")
 TIERED: Final = ("lrb", "mh")
@@ -26,63 +27,6 @@ RHO: Final = {"lrb": 0.10, "mh": 0.02}
 AGE_S: Final = 120.0
 HYSTERESIS: Final = 0.05
 FEW: Final = 24  # so many change places one by one; of more the list is made anew
-
-
-class Waiting:
-    """One who waits. `deadline_s` is the instant by which its service must have ended (infinite: no SLO), `slo_s` the
-    length of that SLO, `cost_s` the guarded seconds it needs, `work_s` those it takes from others (default: the same),
-    `tokens` what it counts for in shares and in `alpha`.
-
-    The queue that holds it sets `tier`, and the fields without explanation, which are its own. Raises ValueError for a
-    cost or a number of tokens that is negative.
-    """
-
-    __slots__ = (
-        "arrival_s",
-        "cost_s",
-        "deadline_s",
-        "id",
-        "key",
-        "late_key",
-        "live",
-        "number",
-        "slo_s",
-        "tenant",
-        "tier",
-        "tokens",
-        "weight",
-        "work_s",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        arrival_s: float,
-        cost_s: float,
-        tokens: int,
-        deadline_s: float = math.inf,
-        tenant: str = "",
-        work_s: float = -1.0,
-    ) -> None:
-        if not 0 <= cost_s < math.inf or tokens < 0:
-            raise ValueError(f"request {request_id!r}: cost_s and tokens must not be negative")
-        self.id = request_id
-        self.tenant = tenant
-        self.arrival_s = arrival_s
-        self.deadline_s = deadline_s
-        self.slo_s = deadline_s - arrival_s
-        self.cost_s = cost_s
-        self.work_s = work_s if work_s >= 0 else cost_s
-        self.tokens = tokens
-        self.tier = 1
-        self.number = 0
-        self.key = 0.0  # among those with a chance
-        self.late_key: tuple[int, float] = (0, 0.0)  # in tier 2
-        self.live = False
-        self.weight = 1.0
-
-    def __repr__(self) -> str:
-        return f"<Waiting {self.id} tier={self.tier} cost_s={self.cost_s:.3f} deadline_s={self.deadline_s:.3f}>"
 
 
 class TieredQueue:
@@ -163,13 +107,12 @@ class TieredQueue:
         self._unplace(waiting)
         return waiting
 
-    def revise(self, request_id: str, cost_s: float, now_s: float, work_s: float = -1.0) -> None:
+    def revise(self, request_id: str, cost_s: float, now_s: float, work_s: float = -1.0, mean_s: float = -1.0) -> None:
         """A new estimate of one who waits."""
         waiting = self._by_id[request_id]
         tier = waiting.tier
         self._unplace(waiting)
-        waiting.cost_s = cost_s
-        waiting.work_s = work_s if work_s >= 0 else cost_s
+        waiting.estimated(cost_s, work_s, mean_s)
         self._place(waiting, now_s, tier)
 
     # ---- choosing ----
@@ -236,7 +179,10 @@ class TieredQueue:
                 self._sort_live()
         if self._second:  # whose share tier 1 must do without
             capacity *= max(1.0 - self.share.rho, 0.01)
-        wanted = self._plan_mh(now_s + ahead_s, capacity) if self.order == "mh" else self._plan_lrb(now_s + ahead_s, capacity)
+        if self.order == "mh":
+            wanted = MooreHodgson(self._live, now_s + ahead_s, capacity, stretch, self._hysteresis).tiers()
+        else:
+            wanted = self._plan_lrb(now_s + ahead_s, capacity)
         changed = [item[2] for item, tier in zip(self._live, wanted, strict=True) if item[2].tier != tier]
         self._change(changed)
         if moved or changed:
@@ -275,60 +221,10 @@ class TieredQueue:
                 wanted.append(2)
         return wanted
 
-    def _plan_mh(self, start_s: float, capacity: float) -> list[int]:
-        """Moore and Hodgson: by deadline, add up the work; when a deadline is passed, take the largest out.
-
-        "Largest" is work / tokens^alpha. The heap is made when the first has to go: with nobody late there is none.
-        """
-        stretch, hysteresis = self._stretch, self._hysteresis
-        wanted: list[int] = []
-        heap: list[tuple[float, int, float]] = []
-        heaped = False
-        begin_s = start_s
-        for place, (limit_s, _, waiting) in enumerate(self._live):
-            cost_s = waiting.cost_s * stretch
-            if waiting.tier == 2:
-                limit_s -= hysteresis * waiting.slo_s
-            if start_s + cost_s > limit_s:  # not even alone
-                wanted.append(2)
-                continue
-            wanted.append(1)
-            work_s = waiting.work_s * stretch
-            if begin_s + cost_s <= limit_s:
-                begin_s += work_s / capacity
-                if heaped:
-                    heapq.heappush(heap, (-work_s * waiting.weight, place, work_s))
-                continue
-            if heaped:
-                _, out, spared_s = heapq.heappushpop(heap, (-work_s * waiting.weight, place, work_s))
-            else:
-                heap, heaped = self._heap(wanted), True
-                _, out, spared_s = heapq.heappop(heap)
-            wanted[out] = 2
-            while out != place:
-                begin_s -= spared_s / capacity
-                if begin_s + cost_s <= limit_s:
-                    begin_s += work_s / capacity
-                    break
-                _, out, spared_s = heapq.heappop(heap)
-                wanted[out] = 2
-        return wanted
-
-    def _heap(self, wanted: list[int]) -> list[tuple[float, int, float]]:
-        """Those of the first in `_live` that are in tier 1 so far, the largest at the top."""
-        stretch = self._stretch
-        heap = [
-            (-stretch * item[2].work_s * item[2].weight, place, stretch * item[2].work_s)
-            for place, (item, tier) in enumerate(zip(self._live, wanted, strict=False))
-            if tier == 1
-        ]
-        heapq.heapify(heap)
-        return heap
-
     # ---- the lists behind it ----
 
     def _place(self, waiting: Waiting, now_s: float, tier: int = 1) -> None:
-        """Into the lists; into tier 1 only if that is its tier and its own budget is above 0."""
+        """Into the lists; into tier 1 only if that is its tier and it has a chance alone."""
         if not self._tiered:
             waiting.key = self._plain_key(waiting)
             waiting.tier = 1
@@ -342,12 +238,13 @@ class TieredQueue:
         )
         waiting.weight = max(waiting.tokens, 1) ** -self.alpha
         cost_s = waiting.cost_s * self._stretch
+        least_s = waiting.mean_s * self._stretch if self.order == "mh" else cost_s
         waiting.key = waiting.deadline_s if self.order == "mh" else waiting.deadline_s - cost_s
         waiting.live = not no_slo and waiting.deadline_s > now_s
         item = (waiting.key, waiting.number, waiting)
         if waiting.live:
             insort(self._live, item)
-        waiting.tier = tier if waiting.live and now_s + cost_s < waiting.deadline_s else 2
+        waiting.tier = tier if waiting.live and now_s + least_s < waiting.deadline_s else 2
         if waiting.tier == 1:
             insort(self._first, item)
         else:

@@ -22,9 +22,10 @@ from predictor.budget import Estimator, Need, Releases
 from predictor.catalog import engine_profile
 from predictor.prefill import step_costs
 from predictor.profile import EngineLimits, StepProfile
-from predictor.queues import TieredQueue, Waiting
+from predictor.queues import TieredQueue
 from predictor.request import Event, Finished, FirstToken
 from predictor.restore import Fetch, Link, Restorer, Tier, prefetch_order
+from predictor.waiting import Waiting
 
 HEADROOM = 0.04  # of the KV blocks, for those who decode
 LOOK = 8  # requests at the head for which KV may be fetched early
@@ -218,15 +219,16 @@ class Cascade:
         return steps * self._costs.step_s(load.decodes, load.kv_tokens)
 
     def _share_out(self, index: int, estimator: Estimator, room: int, now_s: float) -> None:
-        """Tier 2 its share, then tier 1, then tier 2 what is left."""
+        """Tier 1 all but tier 2's share, then tier 2 the rest: slots and blocks are tier 1's first, since a prompt that a
+        small share brings on slowly would hold its blocks for long."""
         first, second, share = self._queue.first(now_s), self._queue.second(now_s), self._queue.share
         self._order = [*first, *second]
         shared = bool(first) and bool(second)
-        late = self._give(index, second, share.due(room), estimator, now_s) if shared else 0
-        early = self._give(index, first, room - late, estimator, now_s)
-        if late + early < room:
-            self._give(index, second, room - late - early, estimator, now_s)
-        elif shared:
+        due = share.due(room) if shared else 0
+        early = self._give(index, first, room - due, estimator, now_s)
+        late = self._give(index, second, room - early, estimator, now_s)
+        if shared and early == room - due:  # tier 1 could have used more
+            early += self._give(index, first, room - early - late, estimator, now_s)
             share.count(early, late)
 
     def _give(self, index: int, order: list[Waiting], room: int, estimator: Estimator, now_s: float) -> int:
@@ -248,8 +250,8 @@ class Cascade:
             job.left -= tokens
             node.engine.allotted[waiting.id] = node.engine.allotted.get(waiting.id, 0) + tokens
             if job.left:
-                cost_s, work_s = self._jobs.seconds(job, job.prompt_tokens - job.left)
-                self._queue.revise(waiting.id, cost_s, now_s, work_s)
+                cost_s, work_s, mean_s = self._jobs.seconds(job, job.prompt_tokens - job.left)
+                self._queue.revise(waiting.id, cost_s, now_s, work_s, mean_s)
             else:
                 self._queue.remove(waiting.id)
         return given

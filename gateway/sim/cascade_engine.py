@@ -17,6 +17,7 @@ from predictor.request import Event, Request
 from predictor.sequence import Sequence as Running
 
 FADE = 0.998  # of a step's weight, with each further step
+STALL = 2.0  # a step that takes more than so many times what is expected was held up; it counts as so long
 
 
 class CascadeEngine(Instance):
@@ -70,13 +71,16 @@ class CascadeEngine(Instance):
         return self.actual_s / self.believed_s
 
     def clock(self, costs: StepCosts, step_s: float) -> None:
-        """The step in progress takes so long."""
+        """The step in progress takes so long. A stall is no slowness: it would count most where steps are short, and
+        long prompts would look hopeless after it."""
         tokens, pairs = 0, 0.0
         for sequence, part in self._prefilling:
             tokens += part
             pairs += part * (sequence.computed + 0.5 * part)
         bare_s = costs.step_s(len(self._decoding), float(self._context_tokens))
-        self.believed_s = self.believed_s * FADE + bare_s + costs.tokens_s(tokens, pairs)
+        believed_s = bare_s + costs.tokens_s(tokens, pairs)
+        step_s = min(step_s, STALL * self.pace * believed_s)
+        self.believed_s = self.believed_s * FADE + believed_s
         self.actual_s = self.actual_s * FADE + step_s
 
     def end_step(self, now_s: float) -> list[Event]:

@@ -7,8 +7,8 @@ from gateway.sim.workload import SimRequest
 from predictor.budget import Estimator, Gamma, Load, Need, Releases, SloTarget, deadline_s
 from predictor.prefill import StepCosts
 from predictor.profile import EngineLimits
-from predictor.queues import Waiting
 from predictor.request import Request, Timeline
+from predictor.waiting import Waiting
 
 USUAL = Need(2048)  # the prompt by which an engine's present pace is told
 
@@ -113,7 +113,7 @@ class Jobs:
     def waiting(self, job: Job, cached: int, now_s: float) -> Waiting:
         """Its entry in the queue, as if so many tokens need not be computed. One that has answered already, and lost its
         engine, gets its class's TTFT anew."""
-        cost_s, work_s = self.seconds(job, cached)
+        cost_s, work_s, mean_s = self.seconds(job, cached)
         begins_s = now_s if job.first_s is not None else job.request.arrival_s
         job.waiting = Waiting(
             job.request.id,
@@ -122,13 +122,16 @@ class Jobs:
             job.prompt_tokens,
             deadline_s(job.target, begins_s),
             work_s=work_s,
+            mean_s=mean_s,
         )
         return job.waiting
 
-    def seconds(self, job: Job, cached: int) -> tuple[float, float]:
-        """The guarded cost and the work of what remains when so many tokens need not be computed."""
+    def seconds(self, job: Job, cached: int) -> tuple[float, float, float]:
+        """The guarded cost, the work and the cost without the guard of what remains when so many tokens need not be
+        computed."""
         need = Need(job.prompt_tokens - cached, cached)
-        return self._idle.prefill_s(need) * self.gamma(job, need.tokens), self._idle.work_s(need)
+        mean_s = self._idle.prefill_s(need)
+        return mean_s * self.gamma(job, need.tokens), self._idle.work_s(need), mean_s
 
     def left(self, name: str, generated: int) -> int:
         """Output tokens still expected: as told, or a tenth of what there is where that proved short."""

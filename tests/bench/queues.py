@@ -13,7 +13,8 @@ import time
 from random import Random
 
 import predictor.queues
-from predictor.queues import TieredQueue, Waiting
+from predictor.queues import TieredQueue
+from predictor.waiting import Waiting
 
 WAITING = 1000
 ROUNDS = 400

@@ -30,7 +30,7 @@ class Waits:
         ticket = self.tickets[name] = Ticket(job)
         ticket.key = order_key(ticket, self.rule)
         self.line.knows_slo = self.line.knows_slo or due_s < NEVER
-        self.line.join(ticket, at_s, cost_s)
+        self.line.join(ticket, at_s, (cost_s, cost_s))
 
     def go(self, name: str, now_s: float) -> tuple[int, float]:
         return self.line.remove(self.tickets.pop(name), now_s, sent=True)
@@ -144,7 +144,7 @@ def test_weights_share_in_proportion() -> None:
             job = Job(f"{tenant}{i}", "m", 400, LENGTHS, 0.0, tenant=tenant, tenant_weight=weight)
             ticket = waits.tickets[job.id] = Ticket(job)
             ticket.key = order_key(ticket, waits.rule)
-            waits.line.join(ticket, 0.0, 0.0)
+            waits.line.join(ticket, 0.0, (0.0, 0.0))
     sent = {"one": 0, "three": 0}
     for _ in range(300):
         first = waits.line.in_order(1.0)[0]

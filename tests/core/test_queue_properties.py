@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.queues import ORDERS, TieredQueue, Waiting
+from predictor.queues import ORDERS, TieredQueue
+from predictor.waiting import Waiting
 
 SLOW = settings(max_examples=60, deadline=None)
 actions = st.lists(
@@ -146,6 +147,21 @@ def test_moore_hodgson_is_optimal_on_one_machine(jobs: list[tuple[int, int]]) ->
     for waiting in first:
         end_s += waiting.cost_s
         assert end_s <= waiting.deadline_s
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30), st.floats(0.3, 1.0)), min_size=1, max_size=8))
+def test_a_second_chance_harms_nobody(jobs: list[tuple[int, int, float]]) -> None:
+    queue = TieredQueue("mh", rho=0.0, alpha=0.0, age_s=1e9, hysteresis=0.0)
+    for number, (cost, deadline, part) in enumerate(jobs):
+        queue.add(Waiting(str(number), 0.0, float(cost), cost, float(deadline), mean_s=cost * part), 0.0)
+    queue.retier(0.0)
+    begin_s, guarded = 0.0, 0
+    for waiting in queue.first(0.0):
+        assert begin_s + waiting.mean_s <= waiting.deadline_s + 1e-9
+        guarded += begin_s + waiting.cost_s <= waiting.deadline_s + 1e-9
+        begin_s += waiting.work_s
+    assert guarded >= most_in_time([(cost, deadline) for cost, deadline, _ in jobs])
 
 
 @pytest.mark.parametrize("order", ["lrb", "mh"])

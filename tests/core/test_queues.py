@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from predictor.queues import FEW, TieredQueue, Waiting
+from predictor.queues import FEW, TieredQueue
 from predictor.share import Share
+from predictor.waiting import Waiting
 
 
 def filled(order: str, rows: list[tuple[str, float, float, float]], **options: float) -> TieredQueue:
@@ -47,6 +48,27 @@ def test_moore_hodgson_lets_the_largest_go_and_serves_the_others_in_time() -> No
     queue = filled("mh", [("a", 0, 4.0, 5.0), ("b", 0, 2.0, 6.0), ("c", 0, 2.0, 6.5)], rho=0.0, alpha=0.0, hysteresis=0.0)
     assert [waiting.id for waiting in queue.first(0.0)] == ["b", "c"]
     assert [waiting.id for waiting in queue.second(0.0)] == ["a"]
+
+
+def second_chance(soon_s: float) -> list[str]:
+    """Tier 1 of a long prompt that its guard alone makes late, and of one that is due so soon."""
+    queue = TieredQueue("mh", rho=0.0)
+    queue.add(Waiting("long", 0.0, 6.0, 60000, 5.0, work_s=3.0, mean_s=4.0), 0.0)
+    queue.add(Waiting("short", 0.0, 1.0, 1000, soon_s), 0.0)
+    queue.retier(0.0)
+    return [waiting.id for waiting in queue.first(0.0)]
+
+
+def test_whom_its_guard_alone_makes_late_stays_in_tier_one_if_that_makes_nobody_late() -> None:
+    assert second_chance(9.0) == ["long", "short"]
+    assert second_chance(5.5) == ["long", "short"]
+    assert second_chance(4.9) == ["short", "long"]  # that leaves it 4 s of 5
+    # what is taken out by its own guard must not make others late by theirs
+    queue = TieredQueue("mh", rho=0.0)
+    queue.add(Waiting("long", 0.0, 6.0, 60000, 5.0, work_s=3.0, mean_s=4.0), 0.0)
+    queue.add(Waiting("guarded", 0.0, 2.5, 1000, 5.1, mean_s=1.0), 0.0)
+    queue.retier(0.0)
+    assert [waiting.id for waiting in queue.first(0.0)] == ["guarded"]
 
 
 def test_alpha_lets_the_one_go_that_is_slow_for_its_size() -> None:

@@ -140,7 +140,7 @@ class Crowd:
         self.real[name] = output
         one = ticket(name, tenant, max(1, round(output * self.biases[tenant])), self.weights[tenant])
         one.key = order_key(one, self.rule)
-        self.line.join(one, 0.0, 0.0)
+        self.line.join(one, 0.0, (0.0, 0.0))
 
     def turn(self, *, corrects: bool) -> None:
         """One is sent, one comes; of those in engines the oldest ends."""

@@ -14,7 +14,19 @@ Cell = dict[str, list[float]]
 DECIDING = (
     *(
         f"predictor/{name}.py"
-        for name in ("budget", "queues", "share", "restore", "prefill", "profile", "instance", "kv", "sequence")
+        for name in (
+            "budget",
+            "queues",
+            "waiting",
+            "moore_hodgson",
+            "share",
+            "restore",
+            "prefill",
+            "profile",
+            "instance",
+            "kv",
+            "sequence",
+        )
     ),
     *(f"gateway/sim/{name}.py" for name in ("stalls", "traces", "workload")),
     "gateway/sim/cascade*.py",

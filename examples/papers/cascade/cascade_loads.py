@@ -172,10 +172,27 @@ def exact(bench: SetUps) -> Section:
     return Section("With a truth that the predictor knows", [text, "", *grid(MAIN, rates, capacity, cells)])
 
 
+def scarce(bench: SetUps) -> Section:
+    """Hardly any KV memory."""
+    spec = bench.spec("scarce")
+    capacity, _ = anchors(bench, bench.spec("qwen72b"))
+    rates = [rate_of(load, capacity) for load in (1.5, 3.0)]
+    cells = cells_of(bench, spec, MAIN[1:], rates)
+    good = "goodput_per_s"
+    ratios = [mean(cells["MH", rate][good]) / mean(cells["SJF", rate][good]) for rate in rates]
+    text = [
+        f"`scarce.toml`: {spec.hbm_tokens:,} tokens in HBM, prompts up to half of them; {seeds_of(spec)}; loads as multiples",
+        f"of the capacity of the first table. MH has at least {min(ratios):.3f} times the goodput of SJF.",
+        "",
+    ]
+    return Section("Very little memory", [*text, *grid(MAIN[1:], rates, capacity, cells)], {"mh_vs_sjf_scarce": min(ratios)})
+
+
 LOADS_PARTS: Mapping[str, Callable[[SetUps], Section]] = {
     "e8": e8,
     "llama70b": model("llama70b", "Llama-3.1-70B"),
     "llama405b": model("llama405b", "Llama-3.1-405B"),
     "four": four,
     "exact": exact,
+    "scarce": scarce,
 }

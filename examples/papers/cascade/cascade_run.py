@@ -27,8 +27,9 @@ Every variant composes each step's tokens in its own order, so a long prompt onc
 the order says so; engines and chunk size are the same for all. *FCFS* restores prefixes in the background where feasible;
 *FCFS sync* always, stalling the step, as a plain connector does. *LRB* is CASCADE's rule (least remaining budget first, tier 2
 behind it with 10 %), its budget counting those before it in tier 1; *LRB, own* without that. *MH* is ours: Moore-Hodgson
-tiers, alpha 0.5, tier 2 with 2 %. For all, the guard is learned from observed service times by class and size, and work is
-planned at the pace that the engine's steps have shown.
+tiers, alpha 0.5, tier 2 with 2 %; who is late only by the guard stays in tier 1 if that makes nobody late. For all, the guard
+is learned from observed service times by class and size, and work is planned at the pace that the engine's steps have shown,
+stalls apart.
 
 Repeat with `make paper-cascade` (arguments in `PAPER_ARGS`); it reads the traces in the folder that `LEEWAY_DATA` names."""
 PAPER = Paper("cascade", HEAD, {**LOADS_PARTS, **PARTS}, SetUps, hash_of(ROOT, DECIDING))
