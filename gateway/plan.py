@@ -2,11 +2,12 @@
 
 For a request of x uncached tokens on replica k:
 
-    score_k = T_k + lambda w_k + mu D_k w_k + M_k
+    score_k = T_k + lambda w_k + mu D_k w_k + 3 M_k
 
 T_k = rest of the step in progress + the uncached prompt tokens already sent there or planned there before + its own,
 all in seconds beside k's decodes; w_k = seconds of its own prompt alone, which everybody else waits for; D_k = decodes;
-M_k = seconds until there is room for its KV at the peak, mostly 0.
+M_k = seconds until there is room for its KV at the peak, mostly 0. They weigh more than once, since meanwhile k is closed
+to those behind it, too (chosen on examples/simulate/fleet.toml, flat from 3 to 6).
 Order: shortest first, by predicted output + 0.3 uncached prompt tokens, less `age_rate` tokens a second of waiting. The
 first 48 are walked: each goes to the least score over all replicas, if that one is open (no uncached prompt token left
 beyond the step in progress), has nothing planned before it and will have room for its KV at the peak; else its tokens
@@ -21,10 +22,12 @@ from gateway.config import ModelSpec
 from gateway.jobs import Job
 from gateway.views import View
 from predictor.mirror import Mirror
+from predictor.peak import PeakCurve
 
 WALK = 48
 ALIKE = 1.5  # engines whose paces differ by less are taken for the same hardware
 PROMPT_WEIGHT = 0.3
+ROOM_WEIGHT = 3.0
 SCORE_MAX_S = 1e7
 FAR_S = 1e9
 NEVER = float("inf")
@@ -34,7 +37,7 @@ class Ticket:
     """A job between its arrival and its end. `key` is its place in the order, smaller first; `best_hit` the largest hit
     seen for it; `view` where it was sent; `tier` and `second_s` as of a Dispatch, once it has left the line."""
 
-    __slots__ = ("avoid", "best_hit", "hits", "job", "key", "second_s", "tier", "view")
+    __slots__ = ("avoid", "best_hit", "hits", "job", "key", "second_s", "tier", "view", "waits")
 
     def __init__(self, job: Job, avoid: frozenset[str] = frozenset()) -> None:
         self.job = job
@@ -43,6 +46,7 @@ class Ticket:
         self.best_hit = 0
         self.tier, self.second_s = 1, 0.0
         self.hits: dict[str, tuple[int, int]] = {}
+        self.waits: dict[str, tuple[PeakCurve, int, int]] = {}  # by whose picture, for which output, steps until it fits
         self.view: View | None = None
 
     def hit_tokens(self, name: str, mirror: Mirror) -> int:
@@ -72,8 +76,8 @@ class Lane:
     """One replica within a plan. `head_s` is when a prompt that joins now begins to be computed, in seconds from now."""
 
     __slots__ = (
-        "base_s", "chunk", "closed", "costs", "head_s", "mirror", "name", "opened", "pace", "pair_s", "planned_pairs",
-        "planned_tokens", "room", "roomy_tokens", "step_s", "token_s", "usable", "view", "work_rate",
+        "base_s", "chunk", "closed", "costs", "crowd", "head_s", "mirror", "name", "opened", "pace", "pair_s",
+        "planned_pairs", "planned_tokens", "room", "roomy_tokens", "step_s", "token_s", "usable", "view", "work_rate",
     )  # fmt: skip
 
     def __init__(self, view: View, mirror: Mirror) -> None:
@@ -87,6 +91,7 @@ class Lane:
         self.planned_tokens = 0
         self.planned_pairs = 0.0
         self.roomy_tokens = NEVER
+        self.crowd: PeakCurve | None = None  # who is there, once a plan has asked for it
         self.opened = self.closed = self.usable = False
 
     def _price(self, mirror: Mirror) -> None:
@@ -97,7 +102,7 @@ class Lane:
     def reset(self, rule: ModelSpec, now_s: float, common_pace: float = 1.0) -> None:
         """Look again, with nothing planned. Prices go by the pace that engines have in common: one that is a little
         faster would be filled to its last block before the others got anything, for milliseconds of difference."""
-        self.planned_tokens, self.planned_pairs, self.closed = 0, 0.0, False
+        self.planned_tokens, self.planned_pairs, self.closed, self.crowd = 0, 0.0, False, None
         view, mirror = self.view, self.mirror
         self.usable = view.usable(now_s)
         if mirror.costs is not self.costs:
@@ -110,7 +115,7 @@ class Lane:
         self.update(rule, now_s)
 
     def update(self, rule: ModelSpec, now_s: float) -> None:
-        """After something was sent or planned there."""
+        """After something was sent there."""
         mirror = self.mirror
         self.roomy_tokens = mirror.roomy_tokens(rule.margin)
         pending = mirror.pending_tokens
@@ -121,8 +126,20 @@ class Lane:
             and mirror.overdue_s <= rule.stale_s
             and self.view.open(now_s)
         )
+        self._begins()
+
+    def plan(self, prompt_tokens: int, hit_tokens: int) -> None:
+        """Somebody is meant for it, and those behind have to look elsewhere."""
+        self.closed = True
+        left = prompt_tokens - hit_tokens
+        self.planned_tokens += left
+        self.planned_pairs += left * (hit_tokens + 0.5 * left)
+        self._begins()
+
+    def _begins(self) -> None:
+        mirror = self.mirror
         head_s = mirror.lag_s
-        tokens = pending + self.planned_tokens
+        tokens = mirror.pending_tokens + self.planned_tokens
         if tokens > 0:
             pairs = mirror.pending_pairs + self.planned_pairs
             steps = -(-tokens // self.room)
@@ -142,6 +159,20 @@ class Lane:
         steps = -(-left // self.room)
         alone = -(-left // self.chunk)
         return self.head_s + (steps * self.step_s + own_s + self.work_rate * (alone * self.base_s + own_s)) * self.pace
+
+    def frees_s(self, ticket: Ticket, margin: float, now_s: float) -> float:
+        """M_k, reckoned once for each picture of who is there, which holds for a moment."""
+        mirror, job = self.mirror, ticket.job
+        crowd = self.crowd
+        if crowd is None:
+            crowd = self.crowd = mirror.memory.crowd(now_s)
+        known = ticket.waits.get(self.name)
+        if known is not None and known[0] is crowd and known[1] == job.lengths.q50:
+            steps = known[2]
+        else:
+            steps = mirror.frees_steps(job, margin, crowd)
+            ticket.waits[self.name] = (crowd, job.lengths.q50, steps)
+        return steps * mirror.step_s * mirror.pace
 
 
 class UntrustedError(Exception):
@@ -175,7 +206,7 @@ def cheapest(ticket: Ticket, lanes: Sequence[Lane], margin: float, now_s: float)
         if not 0.0 <= score_s <= SCORE_MAX_S:
             raise UntrustedError(wrong(score_s))
         if final_tokens > lane.roomy_tokens and score_s < best_s:
-            score_s += lane.mirror.frees_s(job, margin, now_s)
+            score_s += ROOM_WEIGHT * lane.frees_s(ticket, margin, now_s)
         if score_s < best_s or (
             score_s == best_s and best is not None and lane.view.dispatched_total < best.view.dispatched_total
         ):
@@ -204,11 +235,7 @@ def walk(
             left -= not lane.opened
         else:
             left -= lane.opened and not lane.closed
-            lane.closed = True
-            tokens = job.prompt_tokens - hit
-            lane.planned_tokens += tokens
-            lane.planned_pairs += tokens * (hit + 0.5 * tokens)
-            lane.update(rule, now_s)
+            lane.plan(job.prompt_tokens, hit)
         if left <= 0:
             return
 

@@ -70,12 +70,16 @@ class Memory:
             return True
         return self._now().with_one(demand.lengths.q50, self._own_tokens(demand)) <= limit
 
-    def frees_steps(self, demand: Demand, limit: float, now_s: float) -> int:
-        """Steps until it does; 0 when it fits now."""
+    def crowd(self, now_s: float) -> PeakCurve:
+        """The curve by which waits are told: the same object as long as it will do."""
         curve = self._wait_curve
         if curve is None or now_s - self._wait_s > WAIT_S:
             curve, self._wait_s = self._now(), now_s
             self._wait_curve = curve
+        return curve
+
+    def frees_steps(self, demand: Demand, limit: float, curve: PeakCurve) -> int:
+        """Steps until it fits, by that curve; 0 when it does now."""
         own = self._own_tokens(demand)
         if curve.with_one(demand.lengths.q50, own) <= limit:
             return 0

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from predictor.memory import Memory
 from predictor.pace import Pace
+from predictor.peak import PeakCurve
 from predictor.picture import picture
 from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
@@ -67,7 +68,7 @@ class Mirror:
         self._window: Mark | None = None
         self._filled_s = 0.0
         self._seats: dict[str, Seat] = {}
-        self._memory = Memory(self._seats)
+        self.memory = Memory(self._seats)
         self._filling: list[Seat] = []  # no first token yet, in the order of dispatch
         self._clock = StepClock(self.costs, limits.max_num_batched_tokens, self._filling)
         self._refreshed_s = -NEVER
@@ -93,7 +94,7 @@ class Mirror:
         self.heard_s = self.heard_s if self._seats else now_s
         self._seats[seat.id] = seat
         self._filling.append(seat)
-        self._memory.joined(seat)
+        self.memory.joined(seat)
         if seat.prefix:
             self._touch(seat, demand.block_tokens)
         left = seat.prompt_tokens - seat.computed
@@ -113,7 +114,7 @@ class Mirror:
         """How long its answer may be was found out after it was sent. False when it is not there."""
         seat = self._seats.get(job_id)
         if seat is not None:
-            self._memory.revised(seat, lengths.q50)
+            self.memory.revised(seat, lengths.q50)
         return seat is not None
 
     def first_token(self, job_id: str, now_s: float) -> None:
@@ -158,8 +159,8 @@ class Mirror:
         """The engine turned out to be another one than believed; what is there stays."""
         self.profile, self.limits, self.costs = profile, limits, step_costs(profile)
         self._clock.costs, self._clock.step_tokens = self.costs, limits.max_num_batched_tokens
-        if self._memory.block_tokens:
-            self.index.resize(limits.kv_blocks * limits.block_size // self._memory.block_tokens)
+        if self.memory.block_tokens:
+            self.index.resize(limits.kv_blocks * limits.block_size // self.memory.block_tokens)
         self._refreshed_s = -NEVER
         if not self._seats and not self.foreign:
             self._idle()
@@ -174,7 +175,7 @@ class Mirror:
         self.foreign = max(0, requests - len(self._seats))
         own = sum(seat.private_tokens + seat.generated() for seat in self._seats.values())
         held = int(kv_usage * self.limits.kv_blocks * self.limits.block_size)
-        surplus = held - own - self._memory.pinned_tokens
+        surplus = held - own - self.memory.pinned_tokens
         self.foreign_tokens = max(0, surplus) if self.foreign else 0
 
     # -- what is read
@@ -241,17 +242,17 @@ class Mirror:
         takes anything."""
         if not self._seats and not self.foreign:
             return True
-        return self._memory.fits(demand, self._limit_tokens(margin))
+        return self.memory.fits(demand, self._limit_tokens(margin))
 
     def roomy_tokens(self, margin: float) -> float:
         """A request of no more tokens in all fits without a look at the peak; below 0 when everybody there is too much."""
         if not self._seats and not self.foreign:
             return NEVER
-        return self._limit_tokens(margin) - self._memory.final_tokens
+        return self._limit_tokens(margin) - self.memory.final_tokens
 
-    def frees_s(self, demand: Demand, margin: float, now_s: float) -> float:
-        """Seconds until `fits` is expected to hold, by a picture that may be a moment old; after `look`."""
-        return self._memory.frees_steps(demand, self._limit_tokens(margin), now_s) * self.step_s * self.pace
+    def frees_steps(self, demand: Demand, margin: float, crowd: PeakCurve) -> int:
+        """Steps until `fits` is expected to hold, by the memory's picture of who is there."""
+        return self.memory.frees_steps(demand, self._limit_tokens(margin), crowd)
 
     def snapshot(self, now_s: float) -> Snapshot:
         """The picture as a record for a what-if."""
@@ -266,7 +267,7 @@ class Mirror:
     def _idle(self) -> None:
         """The figures of an engine without work."""
         self._clock.stop()
-        self._running = self._running_tokens = self._redo_tokens = self._memory.final_tokens = 0
+        self._running = self._running_tokens = self._redo_tokens = self.memory.final_tokens = 0
         self.decodes, self.kv_tokens, self.lag_s, self.overdue_s = 0, 0.0, 0.0, 0.0
         self.pending_tokens, self.pending_pairs = 0, 0.0
         self.step_s, self.room = self.costs.step_s(0, 0.0), self.limits.max_num_batched_tokens
@@ -279,14 +280,14 @@ class Mirror:
         self._running_tokens += seat.prompt_tokens
 
     def _touch(self, seat: Seat, block_tokens: int) -> None:
-        if self._memory.block_tokens != block_tokens:
-            self._memory.block_tokens = block_tokens
+        if self.memory.block_tokens != block_tokens:
+            self.memory.block_tokens = block_tokens
             self.index.resize(self.limits.kv_blocks * self.limits.block_size // block_tokens)
         self.index.touch(seat.prefix)
 
     def _leave(self, seat: Seat) -> None:
         del self._seats[seat.id]
-        self._memory.left(seat)
+        self.memory.left(seat)
         if seat.first_s < 0:
             self._filling.remove(seat)
         else:
@@ -313,7 +314,7 @@ class Mirror:
             if seat.first_s >= 0:
                 running += seat.prompt_tokens + generated
         self._running_tokens, self._redo_tokens = running, redo
-        self._memory.refreshed(final, now_s)
+        self.memory.refreshed(final, now_s)
         if self._learns and not self._filling:
             self._mark(now_s)
 

@@ -160,7 +160,7 @@ def test_ends_give_everything_back() -> None:
         made.lost(gone)
     made.look(0.5)
     assert (len(made), made.pending_tokens, made.decodes, made.kv_tokens, made.lag_s) == (0, 0, 0, 0.0, 0.0)
-    assert made._memory.pinned_tokens == 0
+    assert made.memory.pinned_tokens == 0
     assert made.fits(job("d", 16000 - 50), 0.5), "an empty engine takes anything"
 
 

@@ -107,6 +107,20 @@ def test_memory_that_is_long_waited_for_sends_one_elsewhere(prompt: int, goes_to
     assert planned([ticket(job("new", 1500))], there, 4.5) == [("new", goes_to)]
 
 
+@pytest.mark.parametrize(("slower", "names"), [(2.0, []), (1.3, [("new", "b")])])
+def test_a_second_of_waiting_for_room_weighs_more_than_one_of_computing(slower: float, names: list[tuple[str, str]]) -> None:
+    """Room on the full one is 0.15 s away. Elsewhere the prompt costs about 0.2 or 0.7 s more: less than three times that,
+    or more."""
+    there = lanes(2, (PROFILE, StepProfile(0.010 * slower, 100e-6 * slower, 50e-6, 0.0)))
+    for lane, tokens in zip(there, (7400, 100), strict=True):
+        for name in ("one", "two"):
+            lane.mirror.dispatched(job(name, tokens, 15), 0, 0.0)
+            lane.mirror.first_token(name, 4.0)
+    asked = ticket(job("new", 1500))
+    assert planned([asked], there, 4.0) == names
+    assert there[0].frees_s(asked, 0.0, 4.0) == pytest.approx(0.15, rel=0.05)
+
+
 def test_what_is_not_worth_the_wait_goes_elsewhere() -> None:
     there = lanes(2)
     hold_prefix(there[0])
@@ -213,3 +227,23 @@ def test_hits_are_looked_up_once_for_each_state_of_the_index() -> None:
     assert asked.hit_tokens("a", there[0].mirror) == 900, "the same version: not looked up"
     there[0].mirror.index.forget()
     assert asked.hit_tokens("a", there[0].mirror) == 0
+
+
+def test_the_wait_for_room_is_reckoned_once_for_each_picture_of_who_is_there() -> None:
+    there = lanes(1)
+    for name in ("one", "two"):
+        there[0].mirror.dispatched(job(name, 7400, 1000), 0, 0.0)
+        there[0].mirror.first_token(name, 4.0)
+    waits = ticket(job("new", 1500))
+
+    def wait_s(now_s: float) -> float:
+        there[0].reset(RULE, now_s)
+        return there[0].frees_s(waits, RULE.margin, now_s)
+
+    before_s = wait_s(4.5)
+    there[0].mirror.finished("one", 4.6)
+    assert before_s > 1.0
+    assert wait_s(4.7) == pytest.approx(before_s, rel=0.2), "the picture of a moment ago will do"
+    assert wait_s(5.0) == 0.0, "an older one will not"
+    waits.job = job("new", 1500, 15000)
+    assert wait_s(5.1) > 0.0, "it is another question once the length is known better"
