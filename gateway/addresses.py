@@ -31,6 +31,8 @@ def check_url(url: str, guarded: bool) -> None:
         raise AddressError("The URL must be http://host[:port] or https://host[:port].")
     if parts.username is not None or parts.password is not None:
         raise AddressError("Credentials do not belong in the URL; use api_key.")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise AddressError("The URL must be the base URL, without /v1: the gateway adds it.")
     if not _NETLOC.fullmatch(parts.netloc):
         raise AddressError("The URL's host or port is malformed.")
     if guarded and port is not None:

@@ -17,6 +17,7 @@ Scheduling = Literal["auto", "fcfs", "priority", "priority-low-first", "leeway"]
 Travels = Literal["auto", "always", "never"]
 OrderName = Literal["fcfs", "sjf", "edf", "lrb", "mh"]
 DEFAULT_CLASS = "default"
+PORT_MAX = 65535
 PolicyName = Literal[
     "auto", "plan", "po2", "pod", "fanout",
     "po2_requests", "random", "round_robin", "least_request", "min_qpm", "consistent_hash",
@@ -349,6 +350,8 @@ def _mask(secret: str) -> str:
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` -> (host, port). Raises ValueError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not host:
+    if not colon or not (port.isascii() and port.isdigit()) or not host:
         raise ValueError(f"{address!r} is not host:port")
+    if int(port) > PORT_MAX:
+        raise ValueError(f"the port of {address!r} is above {PORT_MAX}")
     return host.strip("[]"), int(port)

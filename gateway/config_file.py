@@ -5,6 +5,7 @@ module is the only one that imports the settings library; the records that it bu
 """
 
 import os
+import ssl
 import sys
 import tomllib
 from pathlib import Path
@@ -121,6 +122,24 @@ def _repeated(values: list[str]) -> list[int]:
     return [at for at, value in enumerate(values) if first[value] != at]
 
 
+def _tls_problems(listen: ListenSection) -> list[str]:
+    """Files for TLS that cannot be used. Without a certificate the listener would be in the clear, whatever the key."""
+    if not listen.tls_cert_file:
+        return ["listen.tls_key_file: needs listen.tls_cert_file beside it"] if listen.tls_key_file else []
+    for name in ("tls_cert_file", "tls_key_file"):
+        path = getattr(listen, name)
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as error:
+            return [f"listen.{name}: cannot read {path}: {error.strerror}"]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(listen.tls_cert_file, listen.tls_key_file or None, password="")
+    except ssl.SSLError as error:
+        return [f"listen.tls_cert_file: not a certificate with its key, in PEM: {error.reason or error}"]
+    return []
+
+
 def _admin_key(admin: AdminSection) -> str:
     """LEEWAY_ADMIN_KEY, its _FILE, the file's own; "" when the gateway is to make one (in key_file, if that is new)."""
     key, path = SecretStr(os.environ.get("LEEWAY_ADMIN_KEY", "")), os.environ.get("LEEWAY_ADMIN_KEY_FILE", "")
@@ -190,7 +209,7 @@ def _plain(section: Any) -> dict[str, Any]:
 def build(settings: GatewaySettings) -> GatewayConfig:
     """Settings to records. Raises ValueError (a line `key: reason` for each problem) for clashes and unreadable secrets."""
     admin = settings.admin
-    problems = _clashes(settings)
+    problems = _clashes(settings) + _tls_problems(settings.listen)
     backends, admin_key = [], ""
     for index, section in enumerate(settings.backends):
         try:

@@ -65,5 +65,7 @@ def run(path: str) -> str:
     try:
         app.serve(config, lambda: load(path))
     except OSError as error:
+        if error.filename is not None:
+            return f"{path}: {error.filename}: {error.strerror}"
         return f"{path}: cannot listen: {error.strerror or error}"
     return ""

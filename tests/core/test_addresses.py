@@ -66,6 +66,8 @@ def test_base_urls(url: str) -> None:
         "http://::1]/",
         "http://[not-an-address]/",
         "http://[::1]x/",
+        "http://host:8000/v1",
+        "http://host:8000/openai/v1/",
     ],
 )
 def test_what_is_no_base_url(url: str) -> None:

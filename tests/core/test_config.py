@@ -76,9 +76,18 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
 
 
-@pytest.mark.parametrize("address", ["", "localhost", ":8080", "localhost:", "localhost:http", "localhost:-1", "localhost:80 "])
+@pytest.mark.parametrize(
+    "address", ["", "localhost", ":8080", "localhost:", "localhost:http", "localhost:-1", "localhost:80 ", "h:\u0668"]
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="is not host:port"):
+        split_address(address)
+
+
+@pytest.mark.parametrize("address", ["localhost:65536", "localhost:99999", "[::1]:808080"])
+def test_a_port_beyond_the_last_is_none(address: str) -> None:
+    """The system would take it modulo 65536, or any free one."""
+    with pytest.raises(ValueError, match="is above 65535"):
         split_address(address)
 
 

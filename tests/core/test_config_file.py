@@ -148,6 +148,10 @@ def test_every_clash_is_told_at_once_with_both_names(tmp_path: Path) -> None:
         ("[timeouts]\nhead_s = -1", "timeouts.head_s: "),
         ("[limits]\njson_depth = 5000", "limits.json_depth: "),
         ("[models.m]\naliases = ['']", "models.m.aliases.0: "),
+        ("[[backends]]\nname = 'a'\nurl = 'http://h:1/v1/'", "backends.0.url: The URL must be the base URL, without /v1"),
+        ("[listen]\ntls_key_file = 'k.pem'", "listen.tls_key_file: needs listen.tls_cert_file beside it"),
+        ("[listen]\ntls_cert_file = '/no/c.pem'", "listen.tls_cert_file: cannot read /no/c.pem: No such file or directory"),
+        (f"[listen]\ntls_cert_file = '{__file__}'", "listen.tls_cert_file: not a certificate with its key, in PEM: "),
     ],
 )
 def test_problems(tmp_path: Path, text: str | bytes, said: str) -> None:

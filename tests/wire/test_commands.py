@@ -94,6 +94,15 @@ def test_a_missing_file_and_a_taken_port(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "g.toml"
+    listen = '[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"\n'
+    path.write_text(f'{listen}[admin]\nkey_file = "{tmp_path}/none/key"\n')
+    done = gateway("serve", str(path))
+    assert done.returncode == 1
+    assert done.stderr == f"{path}: {tmp_path}/none/key: No such file or directory\n"
+
+
 def test_schema_is_json_and_names_every_section() -> None:
     schema = json.loads(gateway("schema").stdout)
     assert {"listen", "backends", "models", "keys", "limits"} <= set(schema["properties"])
