@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 BUILT := $(abspath $(VENV))/built
 WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
-SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.toml')
+SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.pyx' -o -name '*.toml')
 
 .PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps bench-swap-times paper-multimodel own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
 
@@ -22,7 +22,7 @@ $(LOCKED): requirements/dev.lock
 	touch $(LOCKED)
 
 # Builds the compiled modules beside their sources, so it runs again when one of those changes.
-$(READY): $(LOCKED) pyproject.toml setup.py predictor/kernel.py predictor/kernel.pxd
+$(READY): $(LOCKED) pyproject.toml setup.py predictor/kernel.py predictor/kernel.pxd gateway/relay/straight.pyx
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 

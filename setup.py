@@ -11,7 +11,7 @@ import sys
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-CYTHON = ["predictor.kernel"]
+CYTHON = ["gateway/relay/straight.pyx", "predictor/kernel.py"]
 MYPYC = [
     "gateway.access_line",
     "gateway.accounts",
@@ -52,6 +52,7 @@ MYPYC = [
     "gateway.relay.http1",
     "gateway.relay.idle",
     "gateway.relay.memo",
+    "gateway.relay.outlet",
     "gateway.relay.pool",
     "gateway.relay.requests",
     "gateway.relay.responses",
@@ -96,13 +97,13 @@ def kernels() -> list[Extension]:
     built = cythonize(
         [
             Extension(
-                name,
-                [source(name)],
-                depends=[source(name).replace(".py", ".pxd")],
+                path.rpartition(".")[0].replace("/", "."),
+                [path],
+                depends=[path.replace(".py", ".pxd")] if path.endswith(".py") else [],
                 extra_compile_args=["-O3", "-g0"],
                 extra_link_args=["-s"],
             )
-            for name in CYTHON
+            for path in CYTHON
         ],
         build_dir="build/cython",
         language_level=3,

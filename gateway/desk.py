@@ -16,7 +16,7 @@ from gateway.foresight import Foresight, OwnDispatches
 from gateway.hindsight import Hindsight
 from gateway.jobs import Action, Dispatch, Job, Probe, told
 from gateway.line import Guard, Line
-from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, opens_s, order_key, walk, wrong
+from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, openings, opens_s, order_key, walk, wrong
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
@@ -246,7 +246,7 @@ class Desk:
                 cause = str(error)
         if cause:
             actions += self._fall_back(cause, now_s)
-        elif self.line:
+        if self.line:
             self._reorder()
             self.due_s = opens_s(self._lanes, self.rule, now_s)
         if fresh is not None and fresh.view is None:
@@ -289,10 +289,10 @@ class Desk:
             self.line.resort()
 
     def _fall_back(self, cause: str, now_s: float) -> list[Action]:
-        """Nothing is held back by a prediction that cannot be used."""
+        """Who may go without a prediction: whoever can, but for one that is only far off (see `openings`)."""
         actions: list[Action] = []
-        for ticket in list(self.line.tickets):
-            views = self._open_views(ticket, now_s)
+        everybody = ((ticket, self._open_views(ticket, now_s)) for ticket in list(self.line.tickets))
+        for ticket, views in openings(self._in_order(now_s), self._lanes, self.rule, now_s) if cause == "error" else everybody:
             if views:
                 tier, second_s = self.line.remove(ticket, now_s, sent=True)
                 actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))

@@ -1,9 +1,8 @@
 """The life of one request: read, route, wait, connect, send, relay, settle. Shell; one owner object per request.
 
 Every exit passes through `_settle` exactly once: it releases the replica, the key's slot, the held bytes and the
-connection. A POST is sent again only if it provably did not run: no connection came about, or the answer
-was a documented not-started one (429, 503); a GET may be repeated. A failure becomes one JSON error while nothing is
-out, else one error event behind a whole event and a close without a normal end, else only the broken connection.
+connection. A POST is sent again only if it provably did not run: no connection, or a 429 or 503; a GET may be repeated.
+A failure is one JSON error while nothing is out, else one error event and a broken end, else the broken end alone.
 """
 
 from typing import TYPE_CHECKING
@@ -240,15 +239,16 @@ class Exchange:
         batch, account, verdict = self._batch, self.account, self._intake.verdict
         data = batch[0] if len(batch) == 1 else b"".join(batch)
         batch.clear()
+        begins = bool(data) and account.first_byte_s < 0
         if data:
-            replica = self._replica
-            self._heard_s = replica.last_byte_s = now_s = self._plane.now()
-            if account.first_byte_s < 0:
+            self._heard_s = self._replica.last_byte_s = now_s = self._plane.now()
+            if begins:
                 account.first_byte_s = now_s
-                placement.first_token()
                 if verdict.route.face == "responses" and account.status == 200 and verdict.client is not None:
-                    self._plane.response_homes.remember(data, replica.name, verdict.client.spec.sha256)
+                    self._plane.response_homes.remember(data, account.backend, verdict.client.spec.sha256)
         progress = answer.relay(data, self._ended)
+        if begins:
+            placement.first_token()  # its client has it already: what is planned upon it may take longer
         if progress == "done":
             self._connection = None
             self._settle("complete", "", answer.keep_alive)

@@ -190,7 +190,9 @@ class GatewayCollector(Collector):
         stale = GaugeMetricFamily("leeway_backend_staleness_seconds", "Since a busy backend was heard of.", labels=["backend"])
         pace = GaugeMetricFamily("leeway_backend_pace", "Observed over believed step time.", labels=["backend"])
         error = GaugeMetricFamily(
-            "leeway_backend_prediction_error", "Mean |log(observed / predicted)| of first tokens.", labels=["backend"]
+            "leeway_backend_prediction_error",
+            "Mean |log(observed / predicted)| of first tokens, each with 0.1 s added.",
+            labels=["backend"],
         )
         pending = GaugeMetricFamily("leeway_backend_pending_tokens", "Prompt tokens sent and not computed.", labels=["backend"])
         for replica in self._plane.fleet:

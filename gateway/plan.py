@@ -240,6 +240,22 @@ def walk(
             return
 
 
+def openings(
+    line: Sequence[Ticket], lanes: Sequence[Lane], rule: ModelSpec, now_s: float
+) -> Iterator[tuple[Ticket, list[View]]]:
+    """(ticket, where it may go) of each job to send now, for when predicted times are too far off to be compared. What
+    was sent and has not answered is known all the same: were nobody held, a line would go to the engines at once, in no
+    order, and there make first tokens so late that predictions would not recover. `line` and `lanes` as in `walk`."""
+    for ticket in line[:WALK]:
+        fit = [lane for lane in lanes if lane.opened and lane.name not in ticket.avoid]
+        views = [lane.view for lane in fit if lane.mirror.fits(ticket.job, rule.margin)]
+        if views:
+            yield ticket, views
+            for lane in fit:
+                if lane.view is ticket.view:
+                    lane.update(rule, now_s)
+
+
 def opens_s(lanes: Sequence[Lane], rule: ModelSpec, now_s: float) -> float:
     """When the next closed lane is expected to open by the passing of time; infinity when none will."""
     soonest = NEVER

@@ -19,10 +19,12 @@ RUNG_LOG = 0.25
 MEDIAN_OF, OWN_MIN, COMMON_MIN = 25, 11, 3
 FIRST_LESSONS = 3  # so many first tokens show what the profile is worth before predictions are judged
 OFF_MAX = 2.0  # one first token that is off by more (as a logarithm) counts as this
+SLACK_S = 0.1  # a few steps: 20 ms foretold and 90 seen are no reason to distrust the next prediction
 
 
 class Pace:
-    """`value` multiplies all step times; `error` is the mean |log(observed / predicted)| of first tokens."""
+    """`value` multiplies all step times; `error` is the mean |log(observed / predicted)| of first tokens,
+    each with SLACK_S added."""
 
     __slots__ = ("_firsts", "_least", "_log", "_rung", "_seen", "_windows", "error", "value")
 
@@ -45,7 +47,7 @@ class Pace:
         """A first token came after `observed_s`, not after `predicted_s`."""
         if predicted_s > 1e-6 and observed_s > 1e-6:
             self._firsts += 1
-            off = min(abs(math.log(observed_s / predicted_s)), OFF_MAX)
+            off = min(abs(math.log((observed_s + SLACK_S) / (predicted_s + SLACK_S))), OFF_MAX)
             if self._firsts > FIRST_LESSONS:
                 self.error += WEIGHT * (off - self.error)  # from 0 on: a few bad ones condemn nobody
 

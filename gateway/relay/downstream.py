@@ -14,6 +14,7 @@ from gateway.config import Limits, Timeouts
 from gateway.deadlines import Deadlines
 from gateway.relay.http1 import ProtocolError
 from gateway.relay.memo import HeadStore
+from gateway.relay.outlet import way_out
 from gateway.relay.requests import RequestHead, RequestReader
 
 NEVER = float("inf")
@@ -84,14 +85,14 @@ class ClientConnection:
         self.body_bytes = 0
         self._last_body_bytes = 0
         self.due_s = NEVER
-        self.write: Callable[[bytes], None] = _nowhere  # the transport's own, without a step between
+        self.write: Callable[[bytes], None] = _nowhere  # without a step between
 
     # -- what a transport calls: an asyncio.Protocol by shape, since a compiled class can't inherit from a plain one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
         self._transport = cast("asyncio.Transport", transport)
-        self.write = self._transport.write
+        self.write = way_out(self._transport).write
         self._transport.set_write_buffer_limits(high=self._host.limits.write_buffer_bytes)
         self._host.deadlines.add(self)
         self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s

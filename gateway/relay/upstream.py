@@ -11,6 +11,7 @@ from typing import Literal, Protocol, cast
 
 from gateway.relay.http1 import HeadLimits, ProtocolError
 from gateway.relay.memo import HeadStore
+from gateway.relay.outlet import Way, way_out
 from gateway.relay.responses import ResponseHead, ResponseReader
 
 Lost = Literal["reset", "protocol"]
@@ -39,13 +40,14 @@ class Home(Protocol):
 class UpstreamConnection:
     """See the module's words. Idle when it has no owner."""
 
-    __slots__ = ("_home", "_owner", "_poll", "_reader", "_transport", "idle_since_s", "used")
+    __slots__ = ("_home", "_owner", "_poll", "_reader", "_transport", "_way", "idle_since_s", "used")
 
     def __init__(self, home: Home, limits: HeadLimits, store: HeadStore[ResponseHead] | None = None) -> None:
         self._home = home
         self._reader = ResponseReader(self, limits, store)
         self._owner: Owner | None = None
         self._transport: asyncio.Transport | None = None
+        self._way: Way | None = None
         self._poll: select.poll | None = None
         self.idle_since_s = 0.0
         self.used = 0
@@ -66,14 +68,14 @@ class UpstreamConnection:
     def send(self, owner: Owner, size: int, *parts: bytes | memoryview) -> None:
         """Write one request with a body of that size. From here on it may have run."""
         assert self._owner is None
-        assert self._transport is not None
+        assert self._way is not None
         self._owner = owner
         self.used += 1
         self._reader.expect(owner.on_chunks)
         if size <= ONE_WRITE_BYTES:
-            self._transport.write(b"".join(parts))
+            self._way.write(b"".join(parts))
         else:
-            self._transport.writelines(parts)
+            self._way.writelines(parts)
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
@@ -101,6 +103,7 @@ class UpstreamConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
         self._transport = cast("asyncio.Transport", transport)
+        self._way = way_out(self._transport)
         if transport.get_extra_info("sslcontext") is None:
             self._poll = select.poll()
             self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -137,7 +140,7 @@ class UpstreamConnection:
         """Nothing was stopped."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._way = None
         if self._owner is not None:
             self._lose("reset", "the backend closed the connection")
         self._home.gone(self, exc is None)

@@ -194,6 +194,33 @@ def test_an_error_above_its_limit_is_not_planned_with(binding: str) -> None:
     assert made.ladder.counts == {"error": 1}
 
 
+def test_who_is_off_too_far_holds_back_all_the_same() -> None:
+    """A burst of prompts while first tokens come much later than foretold: one for each engine, the rest in their order as
+    those answer. All at once they would queue in the engines, where first tokens would come later still."""
+    made = desk(names=("a", "b"), error_limit=4.0, age_rate=0.0)
+    for lane in made._lanes:
+        lane.mirror.error = math.log(9.0)
+    prompts = {"1": 4000, "2": 4000, "long": 3000, "short": 500, "middle": 1500}
+    first = [sent(made.arrived(job(name, prompt), 0.0)) for name, prompt in prompts.items()]
+    assert sorted(name for pairs in first for _, name in pairs) == ["a", "b"]
+    assert made.waiting == 3
+    order = []
+    for answered in ("1", "2", "short"):
+        order += [name for name, _ in sent(made.first_token(answered, 0.001))]
+    assert order == ["short", "middle", "long"]
+    assert made.ladder.counts == {"error": 5}
+    assert made.waiting == 0
+
+
+def test_a_line_held_by_what_is_off_too_far_looks_again_by_itself() -> None:
+    made = desk(names=("a",), error_limit=4.0)
+    made._lanes[0].mirror.error = math.log(9.0)
+    assert len(sent(made.arrived(job("1"), 0.0))) == 1
+    assert made.arrived(job("2"), 0.0) == []
+    assert 0.0 < made.due_s < math.inf
+    assert len(sent(made.tick(made.due_s))) == 1
+
+
 def test_a_view_without_a_mirror_cannot_be_planned_with() -> None:
     made = desk()
     made.sync([*made._views[:2], EngineView(PROFILE, LIMITS).view("d")])

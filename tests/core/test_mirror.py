@@ -226,6 +226,14 @@ def test_a_common_pace_learns_from_first_tokens_how_much_slower_steps_are(factor
     assert (made.error > math.log(4.0)) is (factor > 200), "beyond what pace may be, the error stays"
 
 
+@pytest.mark.parametrize(("foretold_s", "seen_s", "too_far"), [(0.02, 0.15, False), (0.15, 0.02, False), (0.5, 4.0, True)])
+def test_what_is_off_by_a_few_steps_is_not_far_off(foretold_s: float, seen_s: float, too_far: bool) -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.first_token(foretold_s, seen_s)
+    assert (pace.error > math.log(4.0)) is too_far
+
+
 @pytest.mark.parametrize("factor", [0.2, 1.0, 1.03, 4.0])
 def test_pace_learns_from_the_tokens_of_running_requests(factor: float) -> None:
     """Its first token came late for another reason; its tokens tell how long steps are."""

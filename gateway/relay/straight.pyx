@@ -1,0 +1,47 @@
+# cython: language_level=3
+"""Writes past the event loop: bytes for a plain socket go to the kernel at once, without the transport's queue between.
+
+uvloop keeps what is written until its turn is over, which costs a stream's event about as much as all else that the
+gateway does with it. What the kernel does not take goes to the transport, and so does all after it until the transport
+has written it; errors are left for the transport to meet. So order, limits and ends stay the transport's.
+"""
+
+cdef extern from "sys/socket.h" nogil:
+    ssize_t send(int descriptor, const void *data, size_t size, int flags)
+    int MSG_DONTWAIT, MSG_NOSIGNAL
+
+
+cdef class Outlet:
+    """One transport's way out. Nothing else may write to that transport."""
+
+    cdef object _write, _writelines, _is_closing, _unwritten
+    cdef int _descriptor
+    cdef bint _behind
+
+    def __init__(self, transport, int descriptor):
+        self._write = transport.write
+        self._writelines = transport.writelines
+        self._is_closing = transport.is_closing
+        self._unwritten = transport.get_write_buffer_size
+        self._descriptor = descriptor
+        self._behind = False
+
+    def write(self, bytes data not None):
+        """As the transport's. A transport that is closing keeps its descriptor until its protocol has heard of it, but
+        what is written to it goes nowhere."""
+        cdef ssize_t sent
+        if self._behind:
+            self._behind = self._unwritten() > 0
+        if not self._behind and not self._is_closing():
+            sent = send(self._descriptor, <const char *> data, len(data), MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent == len(data):
+                return
+            self._behind = True
+            if sent > 0:
+                data = data[sent:]
+        self._write(data)
+
+    def writelines(self, parts):
+        """Much at once: by the transport, in few writes."""
+        self._behind = True
+        self._writelines(parts)
