@@ -186,8 +186,7 @@ class Desk:
         ticket = self._tickets.get(job_id)
         if ticket is None or ticket not in self.line:
             return []
-        views = self._open_views(ticket, now_s)
-        if not views:
+        if not (views := self._open_views(ticket, now_s)):
             return []
         tier, second_s = self.line.remove(ticket, now_s, sent=True)
         sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
@@ -196,8 +195,11 @@ class Desk:
     def revise(self, job_id: str, lengths: LengthEstimate, now_s: float) -> list[Action] | None:
         """It turned out how long the answer may be, of a job in the line or in an engine. None where it changes nothing."""
         ticket = self._tickets.get(job_id)
-        if ticket is None or job_id in self._asked:
+        if ticket is None:
             return None
+        if job_id in self._asked:  # what it will be dispatched and reserved with
+            ticket.job = replace(ticket.job, lengths=lengths)
+            return []
         if ticket.view is not None:
             known = ticket.view.mirror is not None and ticket.view.mirror.revised(job_id, lengths)
             return None if not known else self._go_on(now_s) if self.line else []
@@ -316,8 +318,7 @@ class Desk:
 
     def _try(self, ticket: Ticket, now_s: float) -> Action | None:
         """Dispatch or probe now; None when nobody is open."""
-        views = self._open_views(ticket, now_s)
-        if not views:
+        if not (views := self._open_views(ticket, now_s)):
             return None
         if self._plans:
             return self._early(ticket, views, now_s)

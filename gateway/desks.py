@@ -66,6 +66,7 @@ class Desks:
         self._version = -1  # of the fleet, that `_without` holds for
         self._placements: dict[str, Placement] = {}
         self._count = 0
+        self._notes_lost = 0  # of clients that are no more
 
     def __iter__(self) -> Iterator[tuple[str, Desk]]:
         return iter([(station.model, station.desk) for station in (*self._stations.values(), *self._retired)])
@@ -84,6 +85,12 @@ class Desks:
         for station in self._retired:
             count += station.desk.held
         return count
+
+    @property
+    def notes_lost(self) -> int:
+        """Reservations and corrections that no sidecar could be told."""
+        clients = [station.client for station in (*self._stations.values(), *self._retired)]
+        return self._notes_lost + sum(client.notes_lost for client in clients if client is not None)
 
     def placements(self) -> Iterator["Placement"]:
         """Of all jobs, those in engines included."""
@@ -162,7 +169,11 @@ class Desks:
     def revise(self, station: Station, job: Job, lengths: LengthEstimate) -> bool:
         """It turned out how long the answer of a job may be. False when it is in no line or engine where that counts."""
         self._refresh(station)
+        placement = self._placements.get(job.id)
+        sent_to = placement.replica if placement is not None else None
         actions = station.desk.revise(job.id, lengths, self._plane.now())
+        if actions is not None and sent_to is not None and sent_to.sidecar and station.client is not None:
+            station.client.correct(sent_to.name, job)
         if actions:
             self._carry_out(station, actions)
         return actions is not None
@@ -220,6 +231,7 @@ class Desks:
         self._retired += [station for station in self._stations.values() if station.desk.waiting]
         for station in self._stations.values():
             if station.client is not None and not station.desk.waiting:
+                self._notes_lost += station.client.notes_lost
                 self._plane.spawn(station.client.close())
         self._stations = {}
         self._without.clear()

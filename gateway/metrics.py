@@ -186,6 +186,9 @@ class GatewayCollector(Collector):
         yield CounterMetricFamily(
             "leeway_predicted_hit_tokens", "Prompt tokens expected in a prefix cache.", value=desks.hit_tokens
         )
+        yield CounterMetricFamily(
+            "leeway_sidecar_notes_lost", "Reservations and late lengths that no sidecar could be told.", value=desks.notes_lost
+        )
         yield CounterMetricFamily("leeway_estimated_prompt_tokens", "Prompt tokens, as estimated.", value=desks.prompt_tokens)
         stale = GaugeMetricFamily("leeway_backend_staleness_seconds", "Since a busy backend was heard of.", labels=["backend"])
         pace = GaugeMetricFamily("leeway_backend_pace", "Observed over believed step time.", labels=["backend"])

@@ -33,6 +33,13 @@ class Foretold:
             self._seen.discard(oldest)
         self._lengths[name] = lengths
 
+    def correct(self, name: str, lengths: LengthEstimate) -> bool:
+        """It turned out to have other lengths. False for one that nobody foretold, or that is gone."""
+        known = name in self._lengths
+        if known:
+            self._lengths[name] = lengths
+        return known
+
     def saw(self, present: Iterable[str]) -> None:
         """These are in the engine now."""
         there = self._lengths.keys() & present

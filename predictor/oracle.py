@@ -22,7 +22,7 @@ from predictor.request import Estimate, Request
 from predictor.reservations import Reservations
 from predictor.sighting import Sighting
 from predictor.snapshot import ProbeReply, Resident
-from predictor.wire import Ask
+from predictor.wire import Ask, Correction
 
 CLAIM_STATES = 1000  # a request that was reserved and not seen in so many states never came
 
@@ -117,6 +117,15 @@ class Oracle:
                 self.kv.sent(ask)
                 self._claimed[ask.id] = 0 if self._sighting is None else self._sighting.number
         return self.reservations.make(ask, now_s)
+
+    def correct(self, correction: Correction) -> bool:
+        """The lengths of a request that was reserved are known better now: while it is on its way and in the engine. False
+        for one that is in neither."""
+        reserved = self.reservations.correct(correction.id, correction.lengths)
+        foretold = self._lengths.correct(correction.id, correction.lengths)
+        if foretold:
+            self._loaded = (-1, -1)
+        return reserved or foretold
 
     def reply(self, ask: Ask, now_s: float) -> ProbeReply:
         """What is foretold for a request that is sent now. A state must have been seen."""

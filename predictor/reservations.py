@@ -7,7 +7,9 @@ gone), or after `LIFE_S`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from predictor.request import LengthEstimate
 from predictor.wire import Ask
 
 LIFE_S = 5.0
@@ -40,6 +42,14 @@ class Reservations:
         self._made[ask.id] = (ask, now_s)
         self.version += 1
         return now_s + LIFE_S
+
+    def correct(self, name: str, lengths: LengthEstimate) -> bool:
+        """What was reserved turned out to have other lengths; its life stays. False when it is not there."""
+        known = self._made.get(name)
+        if known is not None:
+            self._made[name] = (replace(known[0], lengths=lengths), known[1])
+            self.version += 1
+        return known is not None
 
     def expire(self, now_s: float) -> None:
         """Drop what has lived its time."""

@@ -1,4 +1,4 @@
-"""The HTTP face of an oracle, beside one engine: /predict, /reserve, /snapshot, /healthz, /metrics. Shell.
+"""The HTTP face of an oracle, beside one engine: /predict, /reserve, /correct, /snapshot, /healthz, /metrics. Shell.
 
 Handed a source of sightings, so it knows no engine; docs/wire.md describes what it speaks. It never answers from a
 state that it could not read: a dead, silent or foreign engine is a 503 with the cause, and the gateway then decides
@@ -22,7 +22,18 @@ from predictor.listening import listen
 from predictor.oracle import Oracle
 from predictor.reservations import LIFE_S
 from predictor.sighting import NoSightError, Sighting, SnapshotSource
-from predictor.wire import WIRE_VERSION, WireError, encode_reply, encode_snapshot, parse_ask
+from predictor.wire import (
+    TOOK_HEADER,
+    WIRE_VERSION,
+    Ask,
+    Question,
+    WireError,
+    encode_reply,
+    encode_snapshot,
+    parse_ask,
+    parse_correction,
+    parse_question,
+)
 
 BODY_BYTES_MAX = 256 * 1024
 WATCH_S = 0.05
@@ -128,6 +139,7 @@ class Sidecar:
             [
                 web.post("/predict", self.predict),
                 web.post("/reserve", self.reserve),
+                web.post("/correct", self.correct),
                 web.get("/snapshot", self.snapshot),
                 web.get("/healthz", self.healthz),
                 web.get("/metrics", self.metrics),
@@ -153,11 +165,28 @@ class Sidecar:
     # -- routes
 
     async def predict(self, http: web.Request) -> web.Response:
-        """POST /predict."""
-        ask = parse_ask(await http.read())
-        self._look()
+        """POST /predict. What the question brings is taken also where it cannot be answered, and the answer says so."""
+        question = parse_question(await http.read())
+        took = self._take(question)
+        try:
+            response = self._foretell(question.ask)
+        except NoSightError as error:
+            response = _error(503, error.cause, str(error))
+        response.headers[TOOK_HEADER] = str(took)
+        return response
+
+    def _take(self, question: Question) -> int:
+        """How many reservations and corrections there were."""
         now_s = self._now()
-        reply = self._oracle.reply(ask, now_s)
+        for one in question.reserved:
+            self._oracle.reserve(one, now_s)
+        for correction in question.corrected:
+            self._oracle.correct(correction)
+        return len(question.reserved) + len(question.corrected)
+
+    def _foretell(self, ask: Ask) -> web.Response:
+        self._look()
+        reply = self._oracle.reply(ask, self._now())
         self._metrics.age_s.set(reply.snapshot_age_s)
         return _answer(encode_reply(reply))
 
@@ -168,6 +197,12 @@ class Sidecar:
         ends_s = self._oracle.reserve(ask, now_s)
         expires_in_ms = round(1000 * min(LIFE_S, ends_s - now_s))
         return _answer(orjson.dumps({"v": WIRE_VERSION, "id": ask.id, "expires_in_ms": expires_in_ms}))
+
+    async def correct(self, http: web.Request) -> web.Response:
+        """POST /correct."""
+        correction = parse_correction(await http.read())
+        known = self._oracle.correct(correction)
+        return _answer(orjson.dumps({"v": WIRE_VERSION, "id": correction.id, "known": known}))
 
     async def snapshot(self, http: web.Request) -> web.Response:
         """GET /snapshot."""

@@ -5,6 +5,7 @@ to judge; here only the form is checked.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ MODEL_CHARACTERS_MAX = 256
 CLASS_CHARACTERS_MAX = 256
 PREFIX_HASHES_MAX = 4096
 TOKENS_MAX = 1 << 31
+NOTES_MAX = 64
+TOOK_HEADER = "X-Leeway-Took"
 _BIG = 1 << 64
 
 
@@ -74,6 +77,23 @@ class Ask:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How long the answer of a request may be that was reserved before that was known."""
+
+    id: str
+    lengths: LengthEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that is asked about, and what is to be known before: in this order, reservations, then corrections."""
+
+    ask: Ask
+    reserved: tuple[Ask, ...] = ()
+    corrected: tuple[Correction, ...] = ()
+
+
 def encode_ask(job: JobLike, now_unix_ms: int, now_s: float | None = None, tier: int = 1) -> bytes:
     """The body of /predict and of /reserve. `now_s` is the same instant on the job's clock; None: that tells unix seconds."""
     lengths = job.lengths
@@ -99,27 +119,72 @@ def encode_ask(job: JobLike, now_unix_ms: int, now_s: float | None = None, tier:
     return orjson.dumps(fields)
 
 
+def encode_correction(job: JobLike) -> bytes:
+    """The body of /correct."""
+    lengths = job.lengths
+    told = {"id": job.request_id or job.id, "out_q10": lengths.q10, "out_q50": lengths.q50, "out_q90": lengths.q90}
+    return orjson.dumps({"v": WIRE_VERSION, **told})
+
+
+def with_notes(body: bytes, reserved: Sequence[bytes], corrected: Sequence[bytes]) -> bytes:
+    """The body of a /predict that brings what would else be bodies of /reserve and of /correct."""
+    parts = [body[:-1]]
+    for name, notes in ((b"reserved", reserved), (b"corrected", corrected)):
+        if notes:
+            parts.append(b',"%b":[%b]' % (name, b",".join(notes)))
+    return b"".join((*parts, b"}"))
+
+
+def parse_question(body: bytes) -> Question:
+    """The body of /predict. Raises WireError, also where one of the notes is malformed: then none of them counts."""
+    fields = _object(body)
+    reserved, corrected = fields.get("reserved"), fields.get("corrected")
+    if reserved is None and corrected is None:
+        return Question(_ask_of(fields))
+    notes = tuple(map(_ask_of, _notes(reserved, "reserved")))
+    return Question(_ask_of(fields), notes, tuple(map(_correction_of, _notes(corrected, "corrected"))))
+
+
+def parse_correction(body: bytes) -> Correction:
+    """What `encode_correction` wrote. Raises WireError."""
+    return _correction_of(_object(body))
+
+
 def parse_ask(body: bytes) -> Ask:
     """What `encode_ask` wrote. Raises WireError."""
-    fields = _object(body)
+    return _ask_of(_object(body))
+
+
+def _notes(given: object, name: str) -> list[dict[str, Any]]:
+    notes = [] if given is None else given
+    if not isinstance(notes, list) or len(notes) > NOTES_MAX or not all(isinstance(note, dict) for note in notes):
+        raise WireError(f"{name} must be a list of at most {NOTES_MAX} objects")
+    return notes
+
+
+def _correction_of(fields: dict[str, Any]) -> Correction:
+    return Correction(_text(fields, "id", ID_CHARACTERS_MAX), _lengths(fields))
+
+
+def _lengths(fields: dict[str, Any]) -> LengthEstimate:
+    q10, q50, q90 = (_count(fields, name, 1) for name in ("out_q10", "out_q50", "out_q90"))
+    try:
+        return LengthEstimate(q10, q50, q90, "wire")
+    except ValueError as error:
+        raise WireError(str(error)) from None
+
+
+def _ask_of(fields: dict[str, Any]) -> Ask:
     hashes = fields.get("prefix_hashes", [])
     if not isinstance(hashes, list) or len(hashes) > PREFIX_HASHES_MAX:
         raise WireError(f"prefix_hashes must be a list of at most {PREFIX_HASHES_MAX} numbers")
     if not all(type(item) is int and -_BIG < item < _BIG for item in hashes):
         raise WireError("prefix_hashes must hold whole numbers of 64 bits")
-    try:
-        lengths = LengthEstimate(
-            _count(fields, "out_q10", 1), _count(fields, "out_q50", 1), _count(fields, "out_q90", 1), "wire"
-        )
-    except WireError:
-        raise
-    except ValueError as error:
-        raise WireError(str(error)) from None
     return Ask(
         _text(fields, "id", ID_CHARACTERS_MAX),
         _text(fields, "model", MODEL_CHARACTERS_MAX),
         _count(fields, "prompt_tokens", 1),
-        lengths,
+        _lengths(fields),
         tuple(hashes),
         _count(fields, "block_tokens", 0) if "block_tokens" in fields else 0,
         fields.get("harm") is True,

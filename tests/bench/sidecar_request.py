@@ -38,7 +38,8 @@ class Echo(asyncio.Protocol):
     """Answers each request of a read with the fixed reply; bodies hold no such head."""
 
     body = encode_reply(ProbeReply(Estimate(0.1, 0.02, 3.5, 0.05, 0.25, 90), 3, 2, 400, 7, 900, 0.012))
-    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX-Leeway-Took: 64\r\n\r\n"
+    answer = head % len(body) + body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport

@@ -316,6 +316,18 @@ def test_where_it_stood_in_the_line_is_asked_with_and_told_after_the_probe() -> 
     assert probe.second_s > 0.5
 
 
+def test_a_length_that_comes_while_it_is_probed_is_what_it_goes_with() -> None:
+    made = beside("po2")
+    made.arrived(job("1"), 0.0)
+    longer = LengthEstimate(300, 400, 500, "late")
+    assert made.revise("1", longer, 0.01) == []
+    (action,) = made.probed("1", {name: reply(1.0) for name in NAMES}, 0.02)
+    assert isinstance(action, Dispatch)
+    assert action.job.lengths == longer
+    (seat,) = next(view.mirror.seats for view in made._views if view.name == action.name and view.mirror is not None)
+    assert seat.expected == 400
+
+
 def test_a_job_that_leaves_while_it_is_probed_is_gone() -> None:
     made = beside("po2")
     made.arrived(job("1"), 0.0)

@@ -9,7 +9,8 @@ import pytest
 
 from backends.mock import MockConfig, MockEngine
 from gateway.jobs import Job
-from gateway.probing import BODY_BYTES_MAX, OUTSTANDING_MAX, ProbeClient
+from gateway.probe_line import BODY_BYTES_MAX, OUTSTANDING_MAX
+from gateway.probing import ProbeClient
 from predictor.request import Estimate, LengthEstimate
 from predictor.sidecar import SidecarConfig
 from predictor.snapshot import GARBLED, ProbeReply
