@@ -59,6 +59,7 @@ MYPYC = [
     "gateway.relay.splice",
     "gateway.relay.sse",
     "gateway.relay.upstream",
+    "gateway.replica",
     "gateway.server",
     "gateway.signals",
     "gateway.slo",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from backends.base import Identity, Kind
 from gateway.config import EngineName, Scheduling
-from gateway.fleet import Replica, State
+from gateway.replica import Replica, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from aiohttp import web
 
 from gateway.admin_http import Handler, Models, answer, drain_query_s, json_body
 from gateway.admin_views import WorkerAccepted, WorkerUrls, worker_list, worker_view
-from gateway.fleet import Replica
 from gateway.operations import Operations
 from gateway.operator_errors import OperationError
+from gateway.replica import Replica
 
 
 class WorkerRoutes:

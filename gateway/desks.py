@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from gateway.accounts import Account
 from gateway.desk import Action, Desk
 from gateway.engines import Engines
-from gateway.fleet import Replica
 from gateway.jobs import Dispatch, Job
 from gateway.policies.table import COUNTING
 from gateway.probing import ProbeClient
 from gateway.prompt import prefix_hashes, prompt_tokens
 from gateway.relay.splice import BodyFields
+from gateway.replica import Replica
 from gateway.tagging import Tagging
 from predictor.lengths import capped
 from predictor.request import LengthEstimate

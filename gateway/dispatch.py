@@ -10,10 +10,10 @@ from random import Random
 from typing import NamedTuple
 
 from gateway.config import ModelSpec
-from gateway.fleet import Replica
 from gateway.policies.base import Policy
 from gateway.policies.counts import PowerOfDRequests
 from gateway.policies.table import COUNTING
+from gateway.replica import Replica
 
 
 class Ask(NamedTuple):

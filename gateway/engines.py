@@ -9,8 +9,8 @@ from hashlib import sha256
 
 from backends.base import UNSAID, EngineReport, Sizes
 from gateway.config import BackendSpec
-from gateway.fleet import Replica
 from gateway.jobs import Job
+from gateway.replica import Replica
 from predictor.catalog import ProfileError, engine_profile
 from predictor.kept import Kept, State
 from predictor.kvview import KvView

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.fleet import Replica
+    from gateway.replica import Replica
 
 BYTES_PER_TOKEN = 3  # of a body; most have more
 

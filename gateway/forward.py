@@ -14,7 +14,6 @@ from gateway.api import Refusal
 from gateway.deadlines import overdue
 from gateway.desks import unix_ms
 from gateway.dispatch import Ask
-from gateway.fleet import Replica
 from gateway.intake import Intake
 from gateway.placement import Placement
 from gateway.relay.heads import request_head
@@ -24,6 +23,7 @@ from gateway.relay.requests import RequestHead
 from gateway.relay.responses import ResponseHead
 from gateway.relay.splice import EMPTY, BodyFields, Piece
 from gateway.relay.upstream import Lost, UpstreamConnection
+from gateway.replica import Replica
 from gateway.signals import request_id
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gateway.fleet import Replica
+from gateway.replica import Replica
 from gateway.server import DataPlane
 
 if TYPE_CHECKING:

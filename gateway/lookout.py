@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Container, Mapping
 
 from backends.moves import Mover
-from gateway.fleet import Replica
+from gateway.replica import Replica
 from gateway.lodging import Lodger
 from gateway.server import DataPlane
 

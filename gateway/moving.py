@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backends.moves import MoveError, Mover
-from gateway.fleet import Replica
+from gateway.replica import Replica
 from gateway.lodging import Lodger
 from gateway.residency import Step
 from gateway.server import DataPlane

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 from gateway.addresses import AddressError, check_publisher, check_url
 from gateway.config import BackendSpec, GatewayConfig
-from gateway.fleet import Fleet, Replica
+from gateway.fleet import Fleet
 from gateway.operator_errors import OperationError
+from gateway.replica import Replica
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep

@@ -16,13 +16,14 @@ from gateway.api import Refusal
 from gateway.desks import Station
 from gateway.dispatch import Ask, Hold
 from gateway.fitting import needed_tokens, too_small
-from gateway.fleet import Failure, Replica
+from gateway.fleet import Failure
 from gateway.jobs import Dispatch, Job
 from gateway.lodging import Waiter
 from gateway.prospects import check_hope, to_avoid
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.splice import BodyFields
 from gateway.relay.upstream import UpstreamConnection
+from gateway.replica import Replica
 from gateway.tagging import Prompt, Watched
 from predictor.request import LengthEstimate
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gateway import refusals
 from gateway.accounts import Account
 from gateway.api import Refusal
-from gateway.fleet import Replica
 from gateway.relay.splice import BodyFields, Piece
+from gateway.replica import Replica
 from gateway.signals import queue_limit_s
 from gateway.slo import NEVER, Asked, SloError
 from gateway.travel import Luggage, header_lines, members, packed

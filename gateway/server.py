@@ -23,7 +23,7 @@ from gateway.deadlines import Deadlines
 from gateway.descriptors import affordable_clients
 from gateway.desks import Desks
 from gateway.dispatch import Dispatcher
-from gateway.fleet import Fleet, Replica
+from gateway.fleet import Fleet
 from gateway.forward import Exchange
 from gateway.homes import ResponseHomes
 from gateway.lodging import Lodging, Waiter
@@ -36,6 +36,7 @@ from gateway.relay.downstream import ClientConnection
 from gateway.relay.memo import HeadStore
 from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_check
 from gateway.relay.requests import RequestHead
+from gateway.replica import Replica
 from gateway.signals import RequestIds
 from gateway.slo import ClassBook
 from gateway.underway import Underway

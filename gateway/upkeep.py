@@ -14,9 +14,9 @@ from backends.control_http import BackendControl, ControlSession
 from backends.registry import adapter_for
 from gateway.config import BackendSpec
 from gateway.endless import endless
-from gateway.fleet import Replica
 from gateway.kvfeeds import KvFeeds
 from gateway.relay.pool import any_address
+from gateway.replica import Replica
 from gateway.server import DataPlane
 
 IDENTIFY_EVERY = 10

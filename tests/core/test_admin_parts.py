@@ -19,8 +19,9 @@ from gateway.admin_schema import (
 )
 from gateway.admin_views import backend_view, routing
 from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Limits, Listen
-from gateway.fleet import Fleet, Replica
+from gateway.fleet import Fleet
 from gateway.operations import OperationError, Retirement, literal_address, needs_restart, still_needed
+from gateway.replica import Replica
 from gateway.store import NAME, decode, encode
 
 SPEC = BackendSpec(

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.config import BackendSpec, ModelSpec, PolicyName
 from gateway.dispatch import Ask, Dispatcher, Hold
-from gateway.fleet import Replica
 from gateway.policies.base import Policy
 from gateway.policies.counts import POINTS_PER_REPLICA
 from gateway.policies.table import COUNTING as POLICIES
+from gateway.replica import Replica
 
 
 class Draws(Random):

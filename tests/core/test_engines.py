@@ -10,8 +10,8 @@ from backends.sglang import sglang_report
 from backends.vllm import vllm_report
 from gateway.config import BackendSpec
 from gateway.engines import GUESSED_LIMITS, GUESSED_STEPS, NOT_REPORTED, Engines, believed
-from gateway.fleet import Replica
 from gateway.jobs import Job
+from gateway.replica import Replica
 from predictor.profile import PRESETS
 from predictor.request import LengthEstimate
 

@@ -5,7 +5,7 @@ import pytest
 from backends.base import Identity
 from gateway.config import BackendSpec
 from gateway.fitting import needed_tokens, too_small, uneven
-from gateway.fleet import Replica
+from gateway.replica import Replica
 
 
 def replicas(**lengths: int) -> list[Replica]:

@@ -7,7 +7,8 @@ import pytest
 
 from backends.base import Identity, Kind
 from gateway.config import BackendSpec, Health
-from gateway.fleet import MOVES, ROUTES_CACHED, TRANSITIONS_KEPT, Fleet, Replica, State, Transition
+from gateway.fleet import ROUTES_CACHED, TRANSITIONS_KEPT, Fleet, Transition
+from gateway.replica import MOVES, Replica, State
 
 HEALTH = Health(failures=3, poison_ttl_s=60.0)
 FOUND = Identity("vllm", "0.32", ("m",), "generate", 4096)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import Identity, Kind
-from gateway.fleet import MOVES, Fleet, Replica
+from gateway.fleet import Fleet
+from gateway.replica import MOVES, Replica
 from tests.core.test_fleet import fleet, spec
 
 NAMES = ("a", "b", "c")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backends.base import Identity
 from gateway.config import BackendSpec
 from gateway.engines import Engines
-from gateway.fleet import Replica
+from gateway.replica import Replica
 from predictor.cost import GB, PLACES, Place, SwapCosts
 from predictor.features import FEATURES, Cues
 from predictor.hosts import host_profiles

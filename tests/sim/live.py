@@ -12,8 +12,9 @@ from backends.base import Identity
 from backends.mock_core import EngineCore, Track
 from gateway.config import BackendSpec, GatewayConfig, Health
 from gateway.desks import Desks, Station
-from gateway.fleet import Fleet, Replica
+from gateway.fleet import Fleet
 from gateway.jobs import Dispatch, Job
+from gateway.replica import Replica
 from gateway.sim.cluster import SWEEP_S
 from gateway.sim.scenario import MODEL, PolicySpec, Scenario
 from gateway.sim.truth import Relayed

@@ -11,7 +11,8 @@ from gateway.sim.paper import Bench, Paper, Picture, Section, run
 from gateway.sim.tables import TableError
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = [ROOT / "examples/papers" / name for name in ("astrolabe/astrolabe_run.py", "cascade/cascade_run.py", "multimodel/run.py")]
+SCRIPTS = ("astrolabe/astrolabe_run.py", "cascade/cascade_run.py", "multimodel/run.py")
+COMMANDS = [ROOT / "examples" / "papers" / name for name in SCRIPTS]
 
 
 def drawn(bench: Bench) -> Section:
