@@ -293,11 +293,10 @@ class Desk:
     def _fall_back(self, cause: str, now_s: float) -> list[Action]:
         """Who may go without a prediction: whoever can, but for one that is only far off (see `openings`)."""
         actions: list[Action] = []
-        everybody = ((ticket, self._open_views(ticket, now_s)) for ticket in list(self.line.tickets))
+        everybody = ((ticket, views) for ticket in list(self.line.tickets) if (views := self._open_views(ticket, now_s)))
         for ticket, views in openings(self._in_order(now_s), self._lanes, self.rule, now_s) if cause == "error" else everybody:
-            if views:
-                tier, second_s = self.line.remove(ticket, now_s, sent=True)
-                actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
+            tier, second_s = self.line.remove(ticket, now_s, sent=True)
+            actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
         return actions
 
     def _release(self, now_s: float) -> list[Action]:
