@@ -61,4 +61,5 @@ def access_fields(account: Account, stamp: str) -> dict[str, object]:
 
 
 def _ms(value_s: float) -> float:
-    return int(value_s * 1e5) / 100
+    """Milliseconds; -1 of what there was not, as of all other figures."""
+    return int(value_s * 1e5) / 100 if value_s >= 0 else -1.0

@@ -18,7 +18,7 @@ from gateway.admin_http import DRAIN_S_MAX
 from gateway.config import BackendSpec, EngineName, Scheduling
 from gateway.config_sections import Endpoint, ModelName, OptionalUrl, Url
 from gateway.operator_errors import OperationError
-from gateway.section_base import Name
+from gateway.section_base import Name, told
 from gateway.what_if import Supposed
 from predictor.catalog import ProfileError, engine_profile
 
@@ -212,7 +212,7 @@ def _checked(model: type[Model], data: object) -> Model:
 
 def invalid(error: ValidationError) -> OperationError:
     """422 with every problem; `param` is the first field at fault."""
-    found = [(".".join(str(part) for part in problem["loc"]), problem["msg"]) for problem in error.errors(include_url=False)]
+    found = [(".".join(str(part) for part in problem["loc"]), told(problem)) for problem in error.errors(include_url=False)]
     lines = [f"{_short(field)}: {message}" if field else message for field, message in found[:16]]
     more = [f"and {len(found) - 16} more"] if len(found) > 16 else []
     return OperationError(422, "invalid_value", "; ".join([*lines, *more]), _short(found[0][0]) or None)

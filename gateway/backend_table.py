@@ -14,7 +14,8 @@ class NotReachableError(Exception):
 
 def fetch(control: str, admin_key: str, path: str = "/admin/backends") -> dict[str, Any]:
     """What the admin API answers there. Raises NotReachableError."""
-    request = urllib.request.Request(f"{control.rstrip('/')}{path}", headers={"authorization": f"Bearer {admin_key}"})
+    base = control.rstrip("/") if "://" in control else f"http://{control}"
+    request = urllib.request.Request(f"{base}{path}", headers={"authorization": f"Bearer {admin_key}"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             document: dict[str, Any] = json.load(answer)
@@ -47,7 +48,7 @@ def show(control: str, admin_key: str) -> None:
             backend["name"],
             backend["state"],
             backend["in_flight"],
-            backend.get("engine"),
+            found.get("engine") or backend.get("engine"),
             models,
             backend["url"],
             backend.get("reason"),

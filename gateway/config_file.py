@@ -8,6 +8,8 @@ import os
 import ssl
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +41,7 @@ from gateway.config_sections import (
     TimeoutsSection,
     secret,
 )
-from gateway.section_base import Name
+from gateway.section_base import Name, told
 from gateway.swap_config import Swaps
 from gateway.swap_sections import DeviceSection, SwapsSection, swap_clashes
 
@@ -188,7 +190,7 @@ def explain(error: ValidationError, where: str) -> list[str]:
         given = problem.get("input")
         secret = "key" in key or problem["type"] == "extra_forbidden" or "@" in str(given)
         shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and not secret else ""
-        lines.append(f"{_source(problem['loc'], where)}: {key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+        lines.append(f"{_source(problem['loc'], where)}: {key}: {told(problem)}{shown}")
     return lines
 
 
@@ -206,31 +208,31 @@ def _plain(section: Any) -> dict[str, Any]:
     return dict(section.model_dump())
 
 
+@contextmanager
+def _noted(problems: list[str], where: str) -> Iterator[None]:
+    """What is wrong within is one problem more, at that key: all are told at once."""
+    try:
+        yield
+    except ValueError as error:
+        problems.append(f"{where}{error}")
+
+
 def build(settings: GatewaySettings) -> GatewayConfig:
     """Settings to records. Raises ValueError (a line `key: reason` for each problem) for clashes and unreadable secrets."""
     admin = settings.admin
     problems = _clashes(settings) + _tls_problems(settings.listen)
-    backends, admin_key = [], ""
+    backends, admin_key, classes, models = [], "", [], []
     for index, section in enumerate(settings.backends):
-        try:
+        with _noted(problems, f"backends.{index}."):
             backends.append(section.record())
-        except ValueError as error:
-            problems.append(f"backends.{index}.{error}")
-    try:
+    with _noted(problems, ""):
         admin_key = _admin_key(admin)
-    except ValueError as error:
-        problems.append(str(error))
-    classes, models = [], []
     for name, spec in settings.classes.items():
-        try:
+        with _noted(problems, f"classes.{name}: "):
             classes.append(spec.record(name))
-        except ValueError as error:
-            problems.append(f"classes.{name}: {error}")
     for name, rule in settings.models.items():
-        try:
+        with _noted(problems, f"models.{name}."):
             models.append(rule.record(name))
-        except ValueError as error:
-            problems.append(f"models.{name}.{error}")
     if problems:
         raise ValueError("\n".join(problems))
     return GatewayConfig(

@@ -4,9 +4,23 @@ import dataclasses
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic_core import ErrorDetails
 
 DAY_S = 86400.0
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+_TOLD = {
+    "extra_forbidden": "no such option",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+}
+
+
+def told(problem: ErrorDetails) -> str:
+    """What is wrong, without the words that only the settings library's users know."""
+    return _TOLD.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
 
 
 class Section(BaseModel):

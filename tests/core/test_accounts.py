@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.access_line import access_fields
 from gateway.accounts import Account
 
 
@@ -20,6 +21,13 @@ def test_times(times: dict[str, float], ttft_s: float, queue_s: float) -> None:
     for name, value in times.items():
         setattr(account, name, value)
     assert (account.ttft_s, account.queue_s) == (ttft_s, queue_s)
+
+
+def test_the_access_line_says_minus_one_of_what_there_was_not() -> None:
+    account = Account(10.0)
+    account.finished_s = 10.5
+    told = access_fields(account, "")
+    assert [told[name] for name in ("tokens_in", "tokens_out", "ttft_ms", "queue_ms", "duration_ms")] == [-1, -1, -1, -1, 500]
 
 
 def test_an_account_starts_as_the_worst_end_and_shares_nothing() -> None:

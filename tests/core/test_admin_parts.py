@@ -92,6 +92,21 @@ def test_merge_patch_follows_the_rfc(target: object, patch: object, merged: obje
     assert merge_patch(target, patch) == merged
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "must be an object"),
+        ({"name": "a", "url": "http://h:1", "declared": True}, "declared: no such option"),
+        ({"name": "a", "url": "http://h:1/v1"}, "url: The URL must be the base URL, without /v1: the gateway adds it."),
+        ({"name": "a", "url": "http://h:1", "models": {}, "labels": 5}, "models: must be a list; labels: must be an object"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words_of_the_api(data: object, message: str) -> None:
+    with pytest.raises(OperationError) as caught:
+        new_backend(data)
+    assert caught.value.message == message
+
+
 def test_a_patch_changes_only_what_it_names() -> None:
     assert patched_backend(SPEC, {}) == SPEC
     changed = patched_backend(SPEC, {"weight": 5, "labels": {"zone": None, "rack": "r1"}, "models": None, "name": "a"})

@@ -134,10 +134,10 @@ def test_the_demo_prints_a_curl_line_that_streams_an_answer() -> None:
         assert len(events) > 10
         key = re.search(r"Bearer (\S+)'", said)
         assert key is not None
-        listed = gateway("backends", "--control", f"http://127.0.0.1:{control}", LEEWAY_ADMIN_KEY=key[1])
+        listed = gateway("backends", "--control", f"127.0.0.1:{control}", LEEWAY_ADMIN_KEY=key[1], COLUMNS="200")
         assert listed.returncode == 0, listed.stderr
         for name in ("sim-a", "sim-b", "sim-c"):
-            assert name in listed.stdout
+            assert re.search(rf"{name} .*vllm", listed.stdout), "the engine that was found, not what was configured"
         refused = gateway("backends", "--control", f"http://127.0.0.1:{control}", "--admin-key", "wrong")
         assert refused.returncode == 1
         assert "401" in refused.stderr
