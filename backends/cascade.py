@@ -7,6 +7,7 @@ The gateway says with each request until when its first token is needed and how 
     pause      prompts of tier 2 that are being computed, while tier 1 has prompts and their share is used up
     give way   if all slots are taken and the first of tier 1 would come too late by waiting for one: the running request
                with the largest budget that affords its own redo, once in its life, and nobody for one that gave way itself
+    give KV    out of blocks, prompts of tier 2 that are begun go first: they are late already
 
 After its first token a request is judged by its TPOT budget. Instants are unix seconds, as the engine stamps arrivals.
 """
@@ -236,7 +237,11 @@ class Cascade:
 
     def rank(self, running: Sequence[InEngine], now_s: float) -> None:
         """Before a step that may run out of KV: the engine gives up the largest `priority` first."""
+        late = {one.request_id for one in self._late(now_s)}
         for request in running:
+            if request.request_id in late:
+                request.priority = PRIORITY_MAX
+                continue
             budget_s = self.budget_s(request, now_s)
             spare_s = budget_s - self._redo_s(request)
             worth_s = budget_s if spare_s > 0 else spare_s
@@ -293,7 +298,21 @@ class Cascade:
             self._nobody_until_s = now_s + NOBODY_S
         return best
 
+    def gives_blocks(self, now_s: float) -> tuple[Waiting, InEngine] | None:
+        """The first of tier 1, and whose blocks it may have if there are none left for it: of the prompts of tier 2 that are
+        begun the one with most of them, once in its life."""
+        head = self.queue.head(now_s) if self.options.preempt and self.queue.tiers[0] else None
+        late = [one for one in self._late(now_s) if one.num_computed_tokens and not one.leeway.gave_way]
+        if head is None or head.tier != 1 or not late:
+            return None
+        return head, max(late, key=_computed)
+
     # -- inside
+
+    def _late(self, now_s: float) -> list[InEngine]:
+        """The prompts of tier 2 that are begun, as long as later arrivals may overtake them."""
+        age_s = self.options.age_s
+        return [one for one in self._filling if one.leeway.tier == 2 and now_s - one.leeway.arrival_s < age_s]
 
     def _unfinished(self, running: Sequence[InEngine], now_s: float) -> list[InEngine]:
         """Whose first token is not here yet; of those that just got it, the time."""
@@ -341,6 +360,10 @@ class Cascade:
         ]
         self.paused += len(paused)
         return paused
+
+
+def _computed(one: InEngine) -> int:
+    return one.num_computed_tokens
 
 
 def _sooner(one: InEngine, other: InEngine) -> bool:

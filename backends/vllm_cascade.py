@@ -1,8 +1,9 @@
 """vLLM's scheduler with latency budgets: `--scheduler-cls backends.vllm_cascade.CascadeScheduler`.
 
-Publishes like SnapshotScheduler, and decides three things before vLLM's own `schedule()`, which stays as it is: the order
+Publishes like SnapshotScheduler, and decides four things before vLLM's own `schedule()`, which stays as it is: the order
 of the waiting (a queue in place of `waiting`), which prompts of tier 2 pause in this step, and whether a running request
-gives its slot to an urgent one. Out of KV, vLLM preempts by `priority`, which here says whose budget affords it best.
+gives its slot to an urgent one, or its blocks to one that finds too few. Out of KV, vLLM preempts by `priority`, which here
+says whose budget affords it best.
 backends.cascade decides, LEEWAY_ORDER, LEEWAY_RHO, LEEWAY_ALPHA, LEEWAY_AGE_S and LEEWAY_PREEMPT configure.
 """
 
@@ -88,25 +89,44 @@ class _Cascading(Publishing):
         this: Any = self
         urgent = self._cascade.urgent(this.running, now_s)
         if urgent is None:
+            self._make_room(now_s)
             return
         request = self._line.request(urgent.id)
         if request.status != RequestStatus.WAITING or request.num_computed_tokens:
             return  # it could not begin, or gave way itself
         victim = self._cascade.victim(this.running, urgent, now_s)
-        if victim is None or not self._fits(urgent.tokens, victim):
+        if victim is not None and self._fits(urgent.tokens, victim.num_computed_tokens):
+            self._preempt(victim, urgent.id)
+
+    def _make_room(self, now_s: float) -> None:
+        """A prompt of tier 2 that is begun gives its blocks, if the first of tier 1 finds too few: vLLM admits none that
+        does not fit as a whole."""
+        this: Any = self
+        found = None if len(this.running) >= this.max_num_active_reqs else self._cascade.gives_blocks(now_s)
+        if found is None:
             return
+        waiting, victim = found
+        request = self._line.request(waiting.id)
+        if request.status != RequestStatus.WAITING or request.num_computed_tokens or self._fits(waiting.tokens, 0):
+            return
+        if self._fits(waiting.tokens, victim.num_computed_tokens):
+            self._preempt(victim, waiting.id)
+
+    def _preempt(self, victim: Any, to: str) -> None:
+        this: Any = self
         if not this._request_blocks_can_be_freed(victim):  # noqa: SLF001
             return
         this.running.remove(victim)
         victim.leeway.gave_way += 1
         this._preempt_request(victim, time.monotonic(), drop_stale_output=this.requires_kv_delivery)  # noqa: SLF001
-        self._line.gave_way(victim, urgent.id)
+        self._line.gave_way(victim, to)
         self._cascade.gave_way += 1
-        logger.debug("%s gives way to %s", victim.request_id, urgent.id)
+        logger.debug("%s gives way to %s", victim.request_id, to)
 
-    def _fits(self, tokens: int, victim: Any) -> bool:
+    def _fits(self, tokens: int, spared: int) -> bool:
+        """Whether a prompt of so many tokens finds blocks once the blocks of `spared` tokens are free."""
         this: Any = self
-        freed = self._pool.get_num_free_blocks() // self._groups + victim.num_computed_tokens // this.block_size
+        freed = self._pool.get_num_free_blocks() // self._groups + spared // this.block_size
         needed = -(-tokens // this.block_size) + this.kv_cache_manager.watermark_blocks // self._groups
         return bool(freed >= needed)
 

@@ -162,6 +162,28 @@ def test_the_victim_is_the_largest_budget_that_affords_its_redo() -> None:
     assert running[2].priority > running[0].priority
 
 
+def test_a_prompt_that_is_late_anyway_gives_its_blocks_first() -> None:
+    queue, cascade = line(slots=4)
+    late, small, early = (held(name, 900, ttft_ms=900.0) for name in ("late", "small", "early"))
+    late.leeway.tier = small.leeway.tier = 2
+    late.num_computed_tokens, small.num_computed_tokens, early.num_computed_tokens = 300, 100, 600
+    running = [early, late, small, decoding("loose", 110, tpot_ms=900, ttft_ms=900)]
+    cascade.begin(running, NOW_S)
+    assert cascade.gives_blocks(NOW_S) is None, "nobody needs them"
+    queue.add_request(held("first", ttft_ms=5000.0))
+    cascade.begin(running, NOW_S)
+    found = cascade.gives_blocks(NOW_S)
+    assert found is not None
+    assert (found[0].id, found[1]) == ("first", late)
+    late.leeway.gave_way = 1
+    again = cascade.gives_blocks(NOW_S)
+    assert again is not None
+    assert again[1] is small
+    cascade.rank(running, NOW_S)
+    assert late.priority == small.priority > max(running[0].priority, running[3].priority)
+    assert cascade.gives_blocks(NOW_S + 200.0) is None, "whoever has waited long keeps them"
+
+
 def test_without_an_slo_the_cheapest_redo_gives_way_and_is_due_again_soon() -> None:
     queue, cascade = line(slots=2)
     running = [decoding("long", 900), decoding("short", 120)]

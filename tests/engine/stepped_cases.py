@@ -268,6 +268,24 @@ def out_of_kv_the_largest_budget_goes() -> None:
     assert all(engine.tokens[name] == 80 for name in ("tight", "loose", "middle")), engine.tokens
 
 
+def a_late_prompt_gives_its_blocks_to_tier_1() -> None:
+    engine = Engine(slots=4, blocks=48, chunk=64)
+    teach(engine)
+    late = engine.add("late", 610, 4, ttft_ms=200.0)
+    for _ in range(9):
+        engine.step()
+    assert late.leeway.tier == 2
+    for number in range(3):
+        engine.add(f"first {number}", 190, 10, ttft_ms=2500.0)
+    came_s = engine.now_s
+    assert engine.step() == {"first 0": 64}, "11 blocks are free, it needs 12"
+    assert (engine.cascade.gave_way, late.num_preemptions) == (1, 1)
+    engine.drain()
+    assert all(engine.first_s[f"first {number}"] - came_s <= 1.0 for number in range(3)), engine.first_s
+    assert engine.tokens["late"] == 4, "it comes back and loses nothing"
+    assert engine.cascade.gave_way == 1, "once in its life"
+
+
 def reset_of_the_prefix_cache_brings_everybody_back() -> None:
     engine = Engine(slots=3)
     for number in range(5):
@@ -356,6 +374,7 @@ CASES = [
     old_ones_are_not_overtaken,
     aborts_leave_nothing,
     out_of_kv_the_largest_budget_goes,
+    a_late_prompt_gives_its_blocks_to_tier_1,
     reset_of_the_prefix_cache_brings_everybody_back,
     ahead_of_its_tokens_it_decides_alike,
 ]
