@@ -43,6 +43,7 @@ class LlamaCppModel:
     async def out(self, keep: bool) -> None:
         """Unload, and see it gone."""
         async with within(self._spec.swap.stop_s, "llama.cpp's unload"):
+            self.holds = True
             await self._unload()
             self.holds = False
 

@@ -46,6 +46,7 @@ class OllamaModel:
     async def out(self, keep: bool) -> None:
         """Unload, and see it gone."""
         async with within(self._spec.swap.stop_s, "Ollama's unload"):
+            self.holds = True
             await self._unload()
             self.holds = False
 

@@ -4,7 +4,9 @@ What is asked for goes through the swapper, as the planner's own steps do; `dry_
 """
 
 import asyncio
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -12,7 +14,7 @@ from aiohttp import web
 from gateway.admin_http import Handler, Models, answer, json_body
 from gateway.operations import Operations
 from gateway.operator_errors import OperationError
-from gateway.residency import Step
+from gateway.residency import Step, SwapPlan
 from gateway.swap_views import StepTaken, model_list, model_view, plan_view, situation, step_view
 
 if TYPE_CHECKING:
@@ -109,8 +111,18 @@ class ModelRoutes:
             if pinned is not None:
                 pinned |= {one.model for one in lodging.lodgers.values() if not one.moves}
             costs, settings = deepcopy(lodging.costs), lodging.settings(wide=True)  # they learn on while a thread plans
-            found = await asyncio.to_thread(what_if, view, supposed, pinned, costs, settings)
+            found = await to_its_end(partial(what_if, view, supposed, pinned, costs, settings))
         return answer(200, plan_view(found))
+
+
+async def to_its_end(work: Callable[[], SwapPlan]) -> SwapPlan:
+    """What a thread finds; a cancel waits for it, since the thread ends no sooner and keeps its core busy."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
 
 
 def _taken(step: Step, dry_run: bool) -> web.Response:

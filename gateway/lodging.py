@@ -44,7 +44,8 @@ class Waiter:
 class Lodger:
     """A backend whose model shares a device. `place` is where its weights lie, `rest` where they go when it leaves; `since_s`
     is when it came, `ready_s` when it is expected while it comes; `running` requests are there, `kept` stay in its engine
-    while it is out. `usable`: its engine answers; `fetches`: its weights can be brought nearer beforehand, so far as known."""
+    while it is out. `usable`: its engine answers, and takes requests; `fetches`: its weights can be brought nearer beforehand,
+    so far as known. `stuck`: it is out, but memory of the device may be taken, for a move of it stopped half way."""
 
     name: str
     model: str
@@ -62,6 +63,7 @@ class Lodger:
     kept: int = 0
     kept_s: float = 0.0
     usable: bool = True
+    stuck: bool = False
     fetches: bool = True
     slots: int = SLOTS
 
@@ -69,6 +71,11 @@ class Lodger:
     def backend(self) -> str:
         """The name of its backend; where that has several models, each is a lodger of its own."""
         return self.name.partition(":")[0]
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes memory of its device."""
+        return self.stuck or self.phase != "out"
 
 
 @dataclass(slots=True)
@@ -167,9 +174,7 @@ class Lodging:
 
     def _unplanned_s(self, lodger: Lodger, now_s: float) -> float:
         """Were it brought now: who leaves for it soonest is let finish, and goes out."""
-        others = [
-            one for one in self.lodgers.values() if one.device == lodger.device and one.phase != "out" and one is not lodger
-        ]
+        others = [one for one in self.lodgers.values() if one.device == lodger.device and one.takes and one is not lodger]
         device, free = self.device(lodger.device), 0.0
         if device is not None:
             free = device.memory_gb * GB - sum(self._taken(one) for one in others) - self._taken(lodger, 1.0)
@@ -299,15 +304,17 @@ class Lodging:
         for lodger in self.lodgers.values():
             if lodger.phase in ("coming", "leaving"):
                 busy_s[lodger.device] = max(lodger.ready_s - now_s, busy_s.get(lodger.device, 0.0), SOON_S)
-        residents = tuple(self._resident(lodger, now_s) for lodger in self.lodgers.values() if lodger.phase in ("in", "coming"))
-        tenants = tuple(self._tenant(model, waiters, now_s) for model in sorted(self._absences))
+        here = [one for one in self.lodgers.values() if self.device(one.device) is not None]  # the others are on their way out
+        residents = tuple(self._resident(one, now_s) for one in here if one.stuck or one.phase in ("in", "coming"))
+        tenants = tuple(self._tenant(model, waiters, now_s) for model in sorted({one.model for one in here}))
         ram = {d.name: d.ram_gb * GB for d in self.config.devices if d.ram_gb}
         return Residency(devices, tenants, residents, busy_s, ram)
 
     def _resident(self, lodger: Lodger, now_s: float) -> Resident:
         coming = lodger.phase == "coming"
         drain_s = self._drain_s(lodger)
-        ready_s = max(lodger.ready_s - now_s, SOON_S) if coming else 0.0 if lodger.usable else DOWN_S
+        there = lodger.usable and not lodger.stuck
+        ready_s = max(lodger.ready_s - now_s, SOON_S) if coming else 0.0 if there else DOWN_S
         since_s = 0.0 if coming else now_s - lodger.since_s
         return Resident(lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s)
 
@@ -317,7 +324,7 @@ class Lodging:
         return hold_s * (0.6 + 0.35 * math.log(lodger.running + 1)) if lodger.running else 0.0
 
     def _tenant(self, model: str, waiters: Sequence[Waiter], now_s: float) -> Tenant:
-        mine = [lodger for lodger in self.lodgers.values() if lodger.model == model]
+        mine = [one for one in self.lodgers.values() if one.model == model and self.device(one.device) is not None]
         spec, habits = self.footprint(model), self.habits(model)
         slots = float(max(lodger.slots for lodger in mine))
         hold_s = max(habits.hold_s, 1e-3)
@@ -332,7 +339,7 @@ class Lodging:
         curve = None
         if spec.gpu_tokens_per_s and any(lodger.parts for lodger in mine):
             curve = from_ends(spec.gpu_tokens_per_s, spec.cpu_tokens_per_s)
-        allowed = [one.device for one in mine if one.phase in ("in", "coming") or self.barred_s(model, one.device, now_s) <= 0]
+        allowed = [one.device for one in mine if one.phase in ("in", "coming") or self._may_come(one, now_s)]
         demand = self._demand(model, mine, waiters, habits, now_s) if allowed else Demand()
         stays = not any(lodger.moves for lodger in mine)
         return Tenant(
@@ -347,6 +354,9 @@ class Lodging:
             mine[0].rest,
             curve,
         )
+
+    def _may_come(self, lodger: Lodger, now_s: float) -> bool:
+        return lodger.usable and not lodger.stuck and self.barred_s(lodger.model, lodger.device, now_s) <= 0
 
     @staticmethod
     def _demand(model: str, mine: Sequence[Lodger], waiters: Sequence[Waiter], habits: Habits, now_s: float) -> Demand:

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Container, Mapping
 
 from backends.moves import Mover
-from gateway.replica import Replica
 from gateway.lodging import Lodger
+from gateway.replica import Replica
 from gateway.server import DataPlane
 
 GLANCE_S = 0.1
@@ -52,7 +52,7 @@ class Lookout:
         if replica is None or not asked or lodger.device in self._moving or _moves_of(lodger) != before:
             return
         if lodger.phase == "out" and place != "gpu":
-            lodger.place = mover.home
+            lodger.place, lodger.stuck = mover.home, lodger.stuck and mover.holds
             if replica.state in ("starting", "down", "ready"):
                 self._plane.fleet.slept(replica, "its model lies on no device")
         elif lodger.phase != "in" and place == "gpu":
@@ -62,7 +62,7 @@ class Lookout:
 
     def _came(self, lodger: Lodger, replica: Replica) -> None:
         now_s = self._plane.now()
-        lodger.phase, lodger.place, lodger.since_s = "in", "gpu", now_s
+        lodger.phase, lodger.place, lodger.since_s, lodger.kept, lodger.stuck = "in", "gpu", now_s, 0, False
         self._plane.fleet.awake(replica)
         self._plane.lodging.moved(lodger.model, now_s)
         self._watch(lodger.name)
@@ -70,7 +70,7 @@ class Lookout:
     def _went(self, lodger: Lodger, replica: Replica, mover: Mover, died: str) -> None:
         """`died`: why, if it ended; else somebody else moved it."""
         plane, now_s = self._plane, self._plane.now()
-        lodger.phase, lodger.place = "out", mover.home
+        lodger.phase, lodger.place, lodger.stuck = "out", mover.home, mover.holds
         plane.fleet.slept(replica, died or "it left by itself")
         plane.lodging.moved(lodger.model, now_s)
         if died:

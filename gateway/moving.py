@@ -1,8 +1,8 @@
 """One step of a swap plan carried out on one device: cut off, drained, out, in; undone where it fails. Shell.
 
 Nobody's stream is broken: a model leaves when its requests are over, or with them paused inside its engine where that is
-able to. Each move is tried again before it counts as failed; then what had left comes back, and the model is barred from
-the device for a while. What each move took goes into the costs.
+able to. Each move is tried again before it counts as failed; then what had left comes back, unless the failed move may
+have left memory taken, and the model is barred from the device for a while. What each move took goes into the costs.
 """
 
 import asyncio
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backends.moves import MoveError, Mover
-from gateway.replica import Replica
 from gateway.lodging import Lodger
+from gateway.replica import Replica
 from gateway.residency import Step
 from gateway.server import DataPlane
 
 DRAIN_LOOK_S = 0.02
+WANTED_LOOK_S = 0.25
+GONE = "its backend is gone"
 TOO_LONG = "the requests there did not end in time"
 Outcome = Literal["done", "failed", "given up"]
 
@@ -39,24 +41,29 @@ class Moved:
     why: str = ""
 
 
-class Move:
-    """See the module's words. One for each step; `watch` has a backend probed from now on, `wanted` says whether the step
-    still serves a purpose."""
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What steps are carried out with: movers by lodger, the replica that has a lodger's requests, and what has a backend
+    probed from now on."""
 
-    def __init__(
-        self,
-        plane: DataPlane,
-        movers: Mapping[str, Mover],
-        step: Step,
-        watch: Callable[[str], None],
-        wanted: Callable[[], bool],
-    ) -> None:
+    movers: Mapping[str, Mover]
+    home: Callable[[Lodger], Replica | None]
+    watch: Callable[[str], None]
+
+
+class Move:
+    """See the module's words. One for each step; `wanted` says whether it still serves a purpose. One that is to `insist` cuts
+    off requests that do not end in time, others are given up."""
+
+    def __init__(self, plane: DataPlane, hands: Hands, step: Step, wanted: Callable[[], bool], insist: bool = False) -> None:
         self._plane = plane
         self._lodging = plane.lodging
-        self._movers = movers
+        self._movers = hands.movers
+        self._replica = hands.home
+        self._watch = hands.watch
         self._step = step
-        self._watch = watch
         self._wanted = wanted
+        self._insist = insist
 
     async def run(self) -> Moved:
         """Carry it out. Raises nothing but CancelledError."""
@@ -69,7 +76,7 @@ class Move:
         if target is not None:
             predicted_s += self._lodging.load_s(target)
         self._cut(leavers, target, predicted_s)
-        problem = "" if keep else await self._drained(leavers)
+        problem = GONE if step.model and target is None else "" if keep else await self._drained(leavers)
         drained_s = plane.now() - began_s
         outcome: Outcome = "given up"
         if problem:
@@ -86,9 +93,6 @@ class Move:
         found = [one for one in self._lodging.lodgers.values() if one.model == model and one.device == self._step.device]
         return found[0] if found else None
 
-    def _replica(self, lodger: Lodger) -> Replica | None:
-        return self._plane.fleet.get(lodger.backend)
-
     # -- the leavers' requests
 
     def _cut(self, leavers: Sequence[Lodger], target: Lodger | None, predicted_s: float) -> None:
@@ -99,6 +103,8 @@ class Move:
         if target is not None and target.phase == "out":
             target.phase, target.ready_s = "coming", ready_s
         for lodger in leavers:
+            if lodger.phase == "out":
+                continue  # what is left of it is only put back
             lodger.phase, lodger.ready_s = "leaving", ready_s
             replica = self._replica(lodger)
             if replica is not None:
@@ -107,13 +113,17 @@ class Move:
 
     async def _drained(self, leavers: Sequence[Lodger]) -> str:
         """Wait until nothing is in flight there; why not, if that is given up."""
-        due_s = self._plane.now() + self._plane.config.swaps.drain_s
+        now_s = asked_s = self._plane.now()
+        due_s = now_s + self._plane.config.swaps.drain_s
         while any(replica.in_flight for lodger in leavers if (replica := self._replica(lodger)) is not None):
-            if not self._wanted():
-                return "nobody waits for it any more"
-            if self._plane.now() >= due_s:
-                return TOO_LONG
+            if now_s >= asked_s:  # all who wait are looked through for it
+                asked_s = now_s + WANTED_LOOK_S
+                if not self._wanted():
+                    return "nobody waits for it any more"
+            if now_s >= due_s:
+                return "" if self._insist else TOO_LONG
             await asyncio.sleep(DRAIN_LOOK_S)
+            now_s = self._plane.now()
         return ""
 
     def _reopen(self, leavers: Sequence[Lodger], target: Lodger | None) -> None:
@@ -135,21 +145,34 @@ class Move:
         gone: list[tuple[Lodger, float]] = []  # with the part of its layers that lay there
         try:
             for lodger in leavers:
+                was_there = lodger.phase != "out"
                 await self._out(lodger, keep)
-                gone.append((lodger, lodger.fraction))
+                if was_there:
+                    gone.append((lodger, lodger.fraction))
             if target is not None:
                 await self._into(target, self._step.fraction)
         except MoveError as error:
-            if target is not None:
-                self._lodging.bar(target.model, target.device, str(error), self._plane.now())
             self._reopen(leavers, target)
-            for lodger, fraction in gone:
-                try:
-                    await self._into(lodger, fraction)
-                except MoveError as again:
-                    self._lodging.bar(lodger.model, lodger.device, str(again), self._plane.now())
+            if target is not None:
+                self._bar(target, error)
+            if target is None or not target.stuck:  # else there may be no room for them
+                await self._return(gone)
             return str(error)
         return ""
+
+    async def _return(self, gone: Sequence[tuple[Lodger, float]]) -> None:
+        for lodger, fraction in gone:
+            try:
+                await self._into(lodger, fraction)
+            except MoveError as error:
+                self._bar(lodger, error)
+
+    def _bar(self, lodger: Lodger, error: MoveError) -> None:
+        """It failed to move. Requests that are kept in an engine which does not come back end by their own time limits."""
+        self._lodging.bar(lodger.model, lodger.device, str(error), self._plane.now())
+        replica = self._replica(lodger)
+        if replica is not None and self._lodging.hopeless(lodger.model):
+            replica.paused, lodger.kept = False, 0
 
     async def _out(self, lodger: Lodger, keep: bool) -> None:
         mover = self._movers[lodger.name]
@@ -158,15 +181,18 @@ class Move:
         except MoveError as error:
             if await mover.where() != "gpu":
                 self._left(lodger, mover, str(error))
+            if lodger.stuck:
+                self._bar(lodger, error)
             raise
-        self._lodging.observe(lodger, "gpu", mover.home, took_s)
+        if lodger.phase != "out":
+            self._lodging.observe(lodger, "gpu", mover.home, took_s)
         replica = self._replica(lodger)
         if keep and replica is not None and replica.in_flight:
             replica.paused, lodger.kept, lodger.kept_s = True, replica.in_flight, self._plane.now()
         self._left(lodger, mover, f"left for {self._step.model}" if self._step.model else "asked to leave")
 
     def _left(self, lodger: Lodger, mover: Mover, reason: str) -> None:
-        lodger.phase, lodger.place = "out", mover.home
+        lodger.phase, lodger.place, lodger.stuck = "out", mover.home, mover.holds
         replica = self._replica(lodger)
         if replica is not None:
             self._plane.fleet.slept(replica, reason)
@@ -187,7 +213,7 @@ class Move:
             raise
         now_s = plane.now()
         self._lodging.observe(lodger, start, "gpu", took_s)
-        lodger.phase, lodger.place, lodger.since_s, lodger.kept = "in", "gpu", now_s, 0
+        lodger.phase, lodger.place, lodger.since_s, lodger.kept, lodger.stuck = "in", "gpu", now_s, 0, False
         lodger.rest = mover.home  # nearer than before, where it has just been read
         self._lodging.unbar(lodger.model, lodger.device)
         self._lodging.moved(lodger.model, now_s)

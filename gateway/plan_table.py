@@ -66,7 +66,7 @@ def _device(device: dict[str, Any]) -> Row:
 
 
 def _phase(phase: str) -> str:
-    return "" if phase == "in" else f", {phase}"
+    return "" if phase == "in" else ", half way" if phase == "out" else f", {phase}"
 
 
 def _part(fraction: float) -> str:

@@ -43,9 +43,10 @@ class FootprintView:
 @dataclass(frozen=True, slots=True)
 class LodgerView:
     """A backend of the model on a device. `place` is where its weights lie; `fraction` of its layers are (or were last) on the
-    device; `running` requests are there, `kept` wait inside its engine while it is out. It is there for `here_s`, or
-    expected in `ready_s` while it comes. `barred_s`: it is not brought there for so long, because of `why_barred`. `into` and
-    `out` is what its next moves are expected to cost; null for one that never moves."""
+    device; `running` requests are there, `kept` wait inside its engine while it is out. `stuck`: it is out, but a move of it
+    stopped half way, so that its memory counts as taken. It is there for `here_s`, or expected in `ready_s` while it comes.
+    `barred_s`: it is not brought there for so long, because of `why_barred`. `into` and `out` is what its next moves are
+    expected to cost; null for one that never moves."""
 
     backend: str
     device: str
@@ -54,6 +55,7 @@ class LodgerView:
     place: Place
     fraction: float
     usable: bool
+    stuck: bool
     running: int
     kept: int
     here_s: float | None
@@ -93,7 +95,7 @@ class ModelList:
 
 @dataclass(frozen=True, slots=True)
 class ResidentView:
-    """A model on a device, and the memory that it takes there, in GB."""
+    """A model on a device, and the memory that it takes there, in GB: also of one that is out where that may not be all."""
 
     model: str
     backend: str
@@ -244,6 +246,7 @@ def _lodger(lodging: Lodging, lodger: Lodger, now_s: float) -> LodgerView:
         place=lodger.place,
         fraction=round(lodger.fraction, 3),
         usable=lodger.usable,
+        stuck=lodger.stuck,
         running=lodger.running,
         kept=lodger.kept,
         here_s=_s(now_s - lodger.since_s) if there and lodger.since_s > -NEVER else None,
@@ -285,7 +288,7 @@ def _device(lodging: Lodging, name: str, moving: bool) -> DeviceView:
             lodger.running,
         )
         for lodger in sorted(lodging.lodgers.values(), key=lambda one: one.name)
-        if lodger.device == name and lodger.phase != "out"
+        if lodger.device == name and lodger.takes
     )
     leaving = any(resident.phase == "leaving" for resident in residents)
     taken_gb = sum(one.memory_gb for one in residents if one.phase != "coming" or not leaving)

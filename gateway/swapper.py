@@ -7,19 +7,17 @@ the same way as what the planner wants. Judgement is the planner's (gateway.swap
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from backends.movers import mover_for
-from backends.moves import MoveError, Mover, MoverSpec
-from gateway.config import BackendSpec
+from backends.moves import MoveError
 from gateway.endless import endless
-from gateway.fleet import Replica
-from gateway.lodging import SLOTS, STARVE_MARGIN, Lodger, Waiter
+from gateway.lodgers import Lodgers
+from gateway.lodging import STARVE_MARGIN, Lodger, Waiter
 from gateway.lookout import Lookout
-from gateway.moving import Move, Moved
+from gateway.moving import Hands, Move, Moved
 from gateway.operator_errors import OperationError
 from gateway.residency import NEVER, Step, SwapPlan
 from gateway.server import DataPlane
@@ -31,7 +29,6 @@ LOOK_S = 2.0
 DUE_S = 0.05  # a step so near is carried out now
 IDLE_S = 10.0  # while nobody waits, what could be read ahead is looked at so often
 HISTORY = 64
-CONTROL_SLACK_S = 5.0
 
 
 class Swapper:
@@ -40,12 +37,13 @@ class Swapper:
     def __init__(self, plane: DataPlane, upkeep: Upkeep) -> None:
         self._plane = plane
         self._upkeep = upkeep
-        self._specs: dict[str, BackendSpec] = {}
-        self._movers: dict[str, Mover] = {}
         self._moving: dict[str, asyncio.Task[None]] = {}  # by device
+        self._steps: dict[str, Step] = {}  # what they carry out
         self._fetching: dict[str, asyncio.Task[None]] = {}  # reads ahead, which make way for moves
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._lodgers = Lodgers(plane, upkeep, self._steps, self._send_away)
+        self._movers = self._lodgers.movers
         self._lookout = Lookout(plane, self._movers, self._moving, upkeep.watch)
         self._nudged = asyncio.Event()
         self._looked = asyncio.Event()
@@ -59,97 +57,35 @@ class Swapper:
         """Begin, if there are devices."""
         if self._plane.lodging.on and not self._tasks:
             self._plane.lodging.nudge = self._nudged.set
-            self._sync()
+            self._lodgers.sync()
             works = {"planning swaps": self._plan_on, "looking who lies where": self._look_on}
             self._tasks = [asyncio.create_task(endless(work, what)) for what, work in works.items()]
 
     def adopt(self) -> None:
         """The configuration changed."""
-        self.start()
-        self._sync()
-        self._nudged.set()
+        if not self._closed:
+            self.start()
+            self._lodgers.sync()
+            self._nudged.set()
 
     async def close(self) -> None:
         """Stop, and end the processes that were started."""
+        self._closed = True
         tasks = [*self._tasks, *self._moving.values(), *self._fetching.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*self._closing, *(mover.close() for mover in self._movers.values()), return_exceptions=True)
+        await self._lodgers.close()
 
-    # -- who is there
-
-    def _sync(self) -> None:
-        """Follow the fleet: lodgers of backends that share a device, and their movers."""
-        plane, lodging = self._plane, self._plane.lodging
-        found = {r.name: r.spec for r in plane.fleet if r.spec.swap.device and lodging.device(r.spec.swap.device) is not None}
-        if found == self._specs:
-            return
-        changed = {name for name, spec in self._specs.items() if name not in found or _way(found[name]) != _way(spec)}
-        for name in changed:
-            if self._holds(name):
-                found[name] = self._specs[name]  # as it was, until it is out
-            else:
-                self._let_go(name)
-        lodgers: list[Lodger] = []
-        for name, spec in found.items():
-            mine = [lodger for lodger in lodging.lodgers.values() if lodger.backend == name and name in self._specs]
-            for lodger in mine:
-                lodger.slots = _slots(spec)
-            lodgers += mine if mine and (name not in changed or spec is self._specs[name]) else self._lodgers(spec)
-        self._specs = found
-        lodging.lodge(lodgers, plane.now())
-
-    def _holds(self, name: str) -> bool:
-        """Whether what changed of that backend has to wait: for the end of a move, or of its requests, which are let finish
-        before a process of ours ends."""
-        for lodger in self._plane.lodging.lodgers.values():
-            if lodger.backend != name or not lodger.moves:
-                continue
-            if lodger.device in self._moving:
-                return True
-            ours = self._specs[name].swap.way == "process" and self._replica(lodger) is not None
-            if ours and lodger.phase == "in":
-                self._carry_out(self._step_out(lodger), "its settings changed", by_hand=True)
-                return True
-        return False
-
-    def _let_go(self, name: str) -> None:
-        mover, replica = self._movers.pop(name, None), self._plane.fleet.get(name)
-        if mover is not None:
-            task = asyncio.create_task(mover.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-        if replica is not None and not replica.spec.swap.device and replica.state in ("asleep", "swapping"):
-            self._plane.fleet.awake(replica)  # nobody moves it any more: it is what its probe says
-
-    def _lodgers(self, spec: BackendSpec) -> Iterator[Lodger]:
-        swap, slots = spec.swap, _slots(spec)
-        if swap.way == "none":
-            for model in spec.models:
-                key = spec.name if len(spec.models) == 1 else f"{spec.name}:{model}"
-                yield Lodger(key, model, swap.device, moves=False, phase="in", place="gpu", since_s=-NEVER, slots=slots)
-            return
-        (model,) = spec.models
-        layers = self._plane.lodging.footprint(model).layers
-        mover = self._movers[spec.name] = mover_for(
-            MoverSpec(swap, spec.url, model, layers),
-            self._upkeep.control(spec, max(swap.start_s, swap.stop_s) + CONTROL_SLACK_S),
-        )
-        yield Lodger(spec.name, model, swap.device, True, mover.home, mover.parts, mover.keeps, place=mover.home, slots=slots)
-
-    def _replica(self, lodger: Lodger) -> Replica | None:
-        return self._plane.fleet.get(lodger.backend)
+    # -- planning
 
     async def _look_on(self) -> None:
         while True:
-            self._sync()
+            self._lodgers.sync()
             await self._lookout.look()
             self._looked.set()
             self._nudged.set()
             await self._lookout.glance(self._plane.now() + LOOK_S)
-
-    # -- planning
 
     async def _plan_on(self) -> None:
         await self._looked.wait()
@@ -165,10 +101,11 @@ class Swapper:
 
     def _plan_once(self) -> None:
         plane, lodging = self._plane, self._plane.lodging
-        self._sync()
+        self._lodgers.sync()
         self.see()
         if plane.config.swaps.mode == "auto":
             self._bring_back()
+            self._put_right()
         waiters, now_s = self.waiters(), plane.now()
         if self._wants(waiters):
             found = plan(lodging.view(waiters, now_s), lodging.costs, lodging.settings())
@@ -196,10 +133,10 @@ class Swapper:
     def see(self) -> None:
         """Take in what the fleet knows of lodgers. Who came and was not probed yet has not been there for anybody."""
         for lodger in self._plane.lodging.lodgers.values():
-            replica = self._replica(lodger)
+            replica = self._lodgers.home(lodger)
             if replica is not None:
                 lodger.running = replica.in_flight
-                lodger.usable = replica.state != "down"
+                lodger.usable = replica.state not in ("down", "draining")
                 lodger.kept = min(lodger.kept, replica.in_flight)  # clients may have left
                 if lodger.phase == "in" and replica.state == "starting":
                     lodger.since_s = self._plane.now()
@@ -229,19 +166,35 @@ class Swapper:
                 if step is not None:
                     self._carry_out(step, "it crashed, and may come back")
 
+    def _put_right(self) -> None:
+        """Whose move stopped half way comes if somebody waits for it, or else is put back; again later, where that fails."""
+        lodging, now_s = self._plane.lodging, self._plane.now()
+        for one in lodging.lodgers.values():
+            if one.stuck and one.device not in self._moving and lodging.barred_s(one.model, one.device, now_s) <= 0:
+                load_s = lodging.load_s(one)
+                come = Step(one.device, one.model, 1.0, (), "drain", 0.0, load_s, NEVER, load_s)
+                self._carry_out(come if self._wanted(one.model) else self._step_out(one), "a move of it stopped half way", True)
+
     # -- acting
 
-    def _carry_out(self, step: Step, reason: str, by_hand: bool = False) -> None:
-        move = Move(self._plane, self._movers, step, self._upkeep.watch, lambda: by_hand or self._wanted(step.model))
+    def _send_away(self, lodger: Lodger) -> None:
+        self._carry_out(self._step_out(lodger), "its settings changed", by_hand=True, insist=True)
+
+    def _carry_out(self, step: Step, reason: str, by_hand: bool = False, insist: bool = False) -> None:
+        if self._closed:
+            return
+        hands = Hands(self._movers, self._lodgers.home, self._upkeep.watch)
+        move = Move(self._plane, hands, step, lambda: by_hand or self._wanted(step.model), insist)
         fetch = self._fetching.get(step.device)
         task = asyncio.create_task(self._moved_by(move, reason, fetch), name=f"swap-{step.device}")
-        self._moving[step.device] = task
+        self._moving[step.device], self._steps[step.device] = task, step
         task.add_done_callback(partial(self._over, step.device))
 
     def _over(self, device: str, task: asyncio.Task[None]) -> None:
-        for tasks in (self._moving, self._fetching):
-            if tasks.get(device) is task:
-                del tasks[device]
+        if self._moving.get(device) is task:
+            del self._moving[device], self._steps[device]
+        if self._fetching.get(device) is task:
+            del self._fetching[device]
         self._nudged.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._plane.loop.call_exception_handler({"message": "a swap failed", "exception": error})
@@ -307,7 +260,8 @@ class Swapper:
         """Take a model off its device once its requests are over. Raises OperationError."""
         self._known(model)
         for lodger in self._plane.lodging.lodgers.values():
-            if lodger.model == model and lodger.phase == "in" and lodger.moves and device in ("", lodger.device):
+            there = lodger.phase == "in" or lodger.stuck
+            if lodger.model == model and there and lodger.moves and device in ("", lodger.device):
                 step = self._step_out(lodger)
                 self._begin(step, dry_run)
                 return step
@@ -354,13 +308,3 @@ class Swapper:
         if not states:
             return None
         return replace(min(states, key=lambda state: state.cost_s).steps[-1], cut_s=0.0)
-
-
-def _slots(spec: BackendSpec) -> int:
-    """Requests at once."""
-    return min(spec.max_in_flight, spec.max_num_seqs or SLOTS)
-
-
-def _way(spec: BackendSpec) -> tuple[object, ...]:
-    """What its mover is made from: other settings change without a move."""
-    return spec.url, spec.models, spec.swap, spec.api_key

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import looptime
 
 from gateway import admin_schema
+from gateway.admin_models import to_its_end
 from gateway.config import BackendSpec, GatewayConfig, ModelSpec
+from gateway.residency import SwapPlan
 from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec
 from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
 from tests.wire.peer import Answer
@@ -246,3 +249,24 @@ def test_without_devices_there_is_nothing_to_tell() -> None:
         assert "leeway_model_" not in text
 
     run(case)
+
+
+def test_a_what_if_that_nobody_waits_for_has_its_turn_until_it_ends() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work() -> SwapPlan:
+        begun.set()
+        assert may_end.wait(10.0)
+        return SwapPlan((), 0.0, 0.0)
+
+    async def main() -> None:
+        task = asyncio.create_task(to_its_end(work))
+        await until(begun.is_set)
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+    asyncio.run(main())

@@ -22,7 +22,7 @@ class Told(VllmSleep):
     """A mover that says where its model is when it is told to."""
 
     def __init__(self, place: Place) -> None:
-        self.home = "asleep1"
+        self.home, self.holds = "asleep1", False
         self.place = place
         self.asked, self.may_say = asyncio.Event(), asyncio.Event()
 
