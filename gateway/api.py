@@ -78,6 +78,8 @@ LOCAL: dict[bytes, LocalRoute] = {
     b"/v1/models": LocalRoute("models"),
 }
 _OTHER_V1 = Route()
+_ENGINE_OPERATIONS = frozenset((b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"))  # its operator's, never a client's
+_NO_PATH_OF_OURS = (b"//", b"/.", b"%")
 _RESPONSES = b"/v1/responses/"
 _MODELS = b"/v1/models/"
 _REQUESTS = b"/v1/requests/"
@@ -177,9 +179,15 @@ def route(head: RequestHead) -> Route | LocalRoute:
         raise Refusal(405, "method_not_allowed", f"Use GET for {path.decode()}.", allow=b"GET, HEAD, OPTIONS")
     if path.startswith(_RESPONSES):
         return _stored_response(method, path)
-    if path.startswith(b"/v1/") and method == b"POST" and b"//" not in path and b"/." not in path and b"%" not in path:
+    if method == b"POST" and _may_pass(path):
         return _OTHER_V1
     raise Refusal(404, "unknown_route", f"No route {method.decode()} {path.decode()}.{_hint(path)}")
+
+
+def _may_pass(path: bytes) -> bool:
+    """Whether a route that is not known here may be one of the engine's: plainly written, and for clients."""
+    plain = path.startswith(b"/v1/") and not path.endswith(b"/") and not any([odd in path for odd in _NO_PATH_OF_OURS])
+    return plain and path not in _ENGINE_OPERATIONS
 
 
 def _stored_response(method: bytes, path: bytes) -> Route:
