@@ -186,7 +186,7 @@ def route(head: RequestHead) -> Route | LocalRoute:
 
 def _may_pass(path: bytes) -> bool:
     """Whether a route that is not known here may be one of the engine's: plainly written, and for clients."""
-    plain = path.startswith(b"/v1/") and not path.endswith(b"/") and not any([odd in path for odd in _NO_PATH_OF_OURS])
+    plain = path.startswith(b"/v1/") and not path.endswith(b"/") and not any(odd in path for odd in _NO_PATH_OF_OURS)
     return plain and path not in _ENGINE_OPERATIONS
 
 
