@@ -30,12 +30,13 @@ class Upkeep:
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
         self._free = ControlSession(any_address)
-        self._guarded = ControlSession(plane.guarded_address)
+        self._guarded = ControlSession(plane.pools.guarded_address)
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.feeds = KvFeeds(plane)
         self._housekeeper: asyncio.Task[None] | None = None
         self._removals: dict[str, Callable[[], None]] = {}
         self._each_round: Callable[[float], None] | None = None
+        self._unlisted: dict[str, tuple[str, ...]] = {}  # by backend: models that it is to serve and does not list
 
     def start(self) -> None:
         """Begin with what is in the fleet."""
@@ -55,6 +56,7 @@ class Upkeep:
     def unwatch(self, name: str) -> None:
         """Stop probing it."""
         self.feeds.unwatch(name)
+        self._unlisted.pop(name, None)
         task = self._watchers.pop(name, None)
         if task is not None:
             task.cancel()
@@ -134,12 +136,17 @@ class Upkeep:
         if report is not None and self._plane.fleet.get(replica.name) is replica:
             self._plane.desks.engines.reported(replica, report, self._plane.now())
 
-    @staticmethod
-    def _named(replica: Replica, found: Identity) -> Identity:
-        """Declared model names win over what the server lists."""
-        if not replica.spec.models:
+    def _named(self, replica: Replica, found: Identity) -> Identity:
+        """Declared model names win over what the server lists; those that it does not list are told once."""
+        declared, listed = replica.spec.models, found.models
+        if not declared:
             return found
-        return dataclasses.replace(found, models=replica.spec.models)
+        unlisted = tuple(model for model in declared if listed and not replica.moves and model not in listed)
+        if unlisted != self._unlisted.get(replica.name, ()):
+            self._unlisted[replica.name] = unlisted
+            if unlisted:
+                self._plane.logs.event("warning", "models not listed", name=replica.name, models=unlisted, listed=listed[:20])
+        return dataclasses.replace(found, models=declared)
 
     async def _try_revival(self, replica: Replica, adapter: Adapter) -> None:
         """Health is fine but requests got nothing: only a token proves that it works again."""
@@ -153,7 +160,7 @@ class Upkeep:
     async def _keep_house(self) -> None:
         while True:
             now_s = self._plane.now()
-            for pool in self._plane.pools():
+            for pool in self._plane.pools:
                 pool.sweep(now_s)
             self._plane.fleet.forget(now_s)
             self._find_wedged(now_s)
