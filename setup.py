@@ -41,6 +41,7 @@ MYPYC = [
     "gateway.policies.peers",
     "gateway.policies.reported",
     "gateway.policies.table",
+    "gateway.pools",
     "gateway.probe_line",
     "gateway.probing",
     "gateway.promises",

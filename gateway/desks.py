@@ -260,7 +260,7 @@ class Desks:
 
     def _probe_client(self, station: Station, view: Replica) -> None:
         if station.client is None:
-            station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, unix_ms, self._plane.guarded_address)
+            station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, unix_ms, self._plane.pools.guarded_address)
         station.client.added(view.name, view.spec.sidecar, view.spec.sidecar_token, guarded=not view.spec.declared)
 
     # -- actions

@@ -38,7 +38,7 @@ class KvFeeds:
             level = "info" if feed.connected else "warning"
             self._plane.logs.event(level, "kv_events", backend=replica.name, connected=feed.connected, reason=feed.problem)
 
-        allowed = None if spec.declared else self._plane.guarded_address
+        allowed = None if spec.declared else self._plane.pools.guarded_address
         view = self._plane.desks.engines.view(replica)
         feed = KvFeed(spec.kv_events, spec.kv_replay, view, changed=changed, allowed=allowed)
         self._feeds[replica.name] = (feed, asyncio.create_task(feed.run(), name=f"kv-events-{replica.name}"))

@@ -276,7 +276,7 @@ class Operations:
             address = literal_address(host(text))
         except AddressError as error:
             raise OperationError(400, "invalid_url", str(error), param) from None
-        if address and not self.plane.guarded_address(address):
+        if address and not self.plane.pools.guarded_address(address):
             raise OperationError(400, "address_not_allowed", "The address lies outside the allowed networks.", param)
 
     def _known(self, name: str, changing: bool = False) -> Replica:

@@ -274,7 +274,7 @@ class Placement:
 
     def _bring(self, replica: Replica) -> None:
         plane = self._plane
-        pool = self._pool = plane.pool(replica)
+        pool = self._pool = plane.pools.of(replica.spec.name)
         connection = pool.take(plane.now())
         if connection is not None:
             self._seeker.on_placed(pool, connection)

@@ -30,11 +30,11 @@ from gateway.lodging import Lodging, Waiter
 from gateway.logs import Logs
 from gateway.metrics import RequestMetrics
 from gateway.placement import Placement
+from gateway.pools import Pools
 from gateway.promise_metrics import PromiseMetrics
 from gateway.records import Records
 from gateway.relay.downstream import ClientConnection
 from gateway.relay.memo import HeadStore
-from gateway.relay.pool import AddressCheck, BackendPool, any_address, network_check
 from gateway.relay.requests import RequestHead
 from gateway.replica import Replica
 from gateway.signals import RequestIds
@@ -78,6 +78,7 @@ class DataPlane:
         self.deadlines = Deadlines(loop)
         self.ids = RequestIds(f"{rng.getrandbits(48):012x}")
         self.fleet = Fleet(config.health)
+        self.pools = Pools(config, now)
         self.keyring = Keyring(config.keys)
         self.dispatcher = Dispatcher(config.model, rng)
         self.line: WaitingLine[Placement] = WaitingLine(config.queue)
@@ -98,15 +99,12 @@ class DataPlane:
         self.generation = 1
         self._rng = rng
         self._drain_rate = DrainRate()
-        self._pools: dict[str, BackendPool] = {}
-        self._guard = network_check(config.admin.networks)
         self._clients: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self._tick = _LineTick(self)
         self._aliases = _aliases(config)
         self._idle = asyncio.Event()
-        self._tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
         return f"<DataPlane {len(self._clients)} connections, {self.held} waiting, {self.fleet!r}>"
@@ -167,55 +165,23 @@ class DataPlane:
     def add_backend(self, spec: BackendSpec) -> Replica:
         """Take a backend into the table and open its pool."""
         replica = self.fleet.added(spec)
-        self._open_pool(spec)
+        self.pools.open(spec)
         return replica
 
     def respecify_backend(self, spec: BackendSpec) -> Replica:
-        """Replace a backend's settings; a new address gets a new pool."""
+        """Replace a backend's settings."""
         old = self.fleet.get(spec.name)
         assert old is not None
         before = old.spec
-        moved = (before.url, before.api_key, before.declared) != (spec.url, spec.api_key, spec.declared)
         replica = self.fleet.respecified(spec.name, spec)
-        if moved:
-            self._pools[spec.name].close()
-            self._open_pool(spec)
-        self._pools[spec.name].as_session = bool(spec.kv_events)
+        self.pools.respecified(before, spec)
         return replica
 
     def remove_backend(self, name: str) -> None:
         """Forget a backend. Requests on it finish."""
         self.fleet.removed(name)
         self.desks.forget(name)
-        self._pools.pop(name).close()
-
-    def _open_pool(self, spec: BackendSpec) -> None:
-        self._pools[spec.name] = BackendPool(
-            spec.url, spec.api_key, self.config.pool, self.limits, self.address_check(spec), self._trust, self.now
-        )
-        self._pools[spec.name].as_session = bool(spec.kv_events)
-
-    def _trust(self) -> ssl.SSLContext:
-        """The trust store for https backends, read once."""
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
-
-    def address_check(self, spec: BackendSpec) -> AddressCheck:
-        """What addresses this backend may have: free for declared ones, guarded for those added by REST."""
-        return any_address if spec.declared else self.guarded_address
-
-    def guarded_address(self, address: str) -> bool:
-        """The rule for addresses that came by REST, as configured now."""
-        return self._guard(address)
-
-    def pool(self, replica: Replica) -> BackendPool:
-        """The pool of a replica in the table."""
-        return self._pools[replica.spec.name]
-
-    def pools(self) -> tuple[BackendPool, ...]:
-        """All pools."""
-        return tuple(self._pools.values())
+        self.pools.remove(name)
 
     # -- models
 
@@ -355,7 +321,7 @@ class DataPlane:
         self.classes, self.has_classes = ClassBook(config.classes), bool(config.classes)
         self.records.resize(config.slo.records)
         self._aliases = _aliases(config)
-        self._guard = network_check(config.admin.networks)
+        self.pools.adopt(config)
         self.generation += 1
 
     async def drain(self, limit_s: float) -> None:
@@ -390,8 +356,7 @@ class DataPlane:
             client.abort()
         if self._clients:
             await self._flushed()
-        for pool in self._pools.values():
-            pool.close()
+        self.pools.close()
         self.deadlines.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self.timeouts.connect_s)

@@ -244,7 +244,7 @@ class _Held:
         plane = rig.app.plane
         self.in_flight = sum(replica.in_flight for replica in plane.fleet)
         self.streams = sum(replica.streams + replica.stalled for replica in plane.fleet)
-        self.upstream = sum(pool.open_connections for pool in plane.pools())
+        self.upstream = sum(pool.open_connections for pool in plane.pools)
         self.clients = plane.connections
         self.waiting = plane.held
         self.body_bytes = plane.held_bytes
@@ -276,7 +276,7 @@ async def _settled(rig: Rig) -> _Held:
 
 
 def _age(rig: Rig) -> None:
-    for pool in rig.app.plane.pools():
+    for pool in rig.app.plane.pools:
         pool.sweep(rig.app.plane.now() + LONG_AFTER_S)
 
 

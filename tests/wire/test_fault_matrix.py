@@ -74,7 +74,7 @@ def test_answers_of_different_lengths_on_one_backend_connection() -> None:
                 record = await rig.ask(request(f"r{i}", "m", False, Wish(text=text)))
                 out.append((record.seen, record.headers[b"content-length"], len(record.body)))
             assert isinstance(rig.gateway, GatewayInside)
-            connections = sum(pool.open_connections for pool in rig.gateway.app.plane.pools())
+            connections = sum(pool.open_connections for pool in rig.gateway.app.plane.pools)
         finally:
             await rig.stop()
         return out, connections
