@@ -288,7 +288,10 @@ class Placement:
             connection = await pool.connect(plane.timeouts.connect_s)
         except ConnectFailedError as error:
             kind: Failure = "timeout" if error.timed_out else "connect"
-            plane.fleet.failed(replica, kind, str(error), None, plane.now(), self._seeker.account.dispatched_s)
+            if error.ours:
+                plane.logs.event("error", "cannot connect", reason=str(error))
+            else:
+                plane.fleet.failed(replica, kind, str(error), None, plane.now(), self._seeker.account.dispatched_s)
             if not self._over:
                 self._not_run(refusals.connect_failed())
             return

@@ -5,6 +5,7 @@ gains nothing. No redirects, no proxies, no environment.
 """
 
 import asyncio
+import errno
 import ipaddress
 import re
 import ssl
@@ -23,15 +24,18 @@ from gateway.relay.upstream import UpstreamConnection
 
 AddressCheck = Callable[[str], bool]
 ADDRESSES_TRIED = 4
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))  # the last: no port left
 _KEEP_ALIVE = re.compile(rb"timeout=(\d{1,6})")
 
 
 class ConnectFailedError(Exception):
-    """No connection came about, so nothing ran. `timed_out` tells a silent peer from a refusing one."""
+    """No connection came about, so nothing ran. `timed_out` tells a silent peer from a refusing one; `ours`: this process
+    could not even try, which says nothing about the peer."""
 
-    def __init__(self, message: str, timed_out: bool = False) -> None:
+    def __init__(self, message: str, timed_out: bool = False, ours: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
+        self.ours = ours
 
 
 class BackendPool:
@@ -103,7 +107,8 @@ class BackendPool:
         except UnicodeError:  # a label of the host's name is too long
             raise ConnectFailedError("the backend's host name is malformed") from None
         except OSError as error:
-            raise ConnectFailedError(f"connecting to the backend failed: {error.strerror or type(error).__name__}") from None
+            said = f"connecting to the backend failed: {error.strerror or type(error).__name__}"
+            raise ConnectFailedError(said, ours=error.errno in _OURS) from None
         self._open += 1
         return made
 

@@ -1,9 +1,15 @@
 """More idle clients than the process may have open files: they are turned away, and the fleet stays as it is."""
 
 import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from tests.wire.kit import chat
+from gateway.config import Health
+from tests.wire.kit import CONFIG, Rig, chat, run
 from tests.wire.scripted import ScriptedBackend
 from tests.wire.served import served
 
@@ -32,6 +38,40 @@ def test_idle_clients_do_not_take_the_backends_descriptors(tmp_path: Path) -> No
         await backend.close()
 
     asyncio.run(main())
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may open nothing more meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+    spare: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                spare.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in spare:
+            os.close(fd)
+
+
+def test_a_connection_that_could_not_be_tried_is_no_failure_of_the_backend() -> None:
+    """Without a descriptor left requests get 502, since nothing ran; the breaker hears nothing of it."""
+
+    async def case(rig: Rig) -> None:
+        peer = await rig.connect()
+        with no_more_files():
+            for _ in range(5):
+                peer.ask(chat())
+                assert (await peer.answer()).error["code"] == "connect_failed"
+        (replica,) = rig.app.plane.fleet
+        assert (replica.state, replica.failures, replica.failed_total) == ("ready", 0, 0)
+        peer.ask(chat())
+        assert (await peer.answer()).status == 200
+
+    run(case, replace(CONFIG, health=Health(interval_s=600.0)))
 
 
 def test_a_shells_soft_limit_is_raised(tmp_path: Path) -> None:
