@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from predictor.budget import Gamma, SloTarget, decode_budget_s
-from predictor.places import TIER_2
+from predictor.places import MARGIN_S, TIER_2
 from predictor.queues import AGE_S, ORDERS, TieredQueue
 from predictor.waiting import Waiting
 
-MARGIN_S = 0.05  # a budget must exceed what it is to pay for by so much
 COMEBACK_S = 1.0  # who gave way without an SLO of its own is due again after so long
 TOKEN_S, STEP_S = 1e-4, 0.02  # until steps were seen
 PLAUSIBLE_S = 3600.0
@@ -31,6 +30,7 @@ OUTLIER = 4.0
 PREFILL_MIN = 32  # steps with fewer prompt tokens teach nothing of prompts
 STRETCH_STEP = 1.2
 PRIORITY_MAX = 1 << 60
+OFFER_S = 0.25  # how old what is said of who could give way may be
 NOBODY_S = 0.25  # after nobody could give way, slots are taken to come by themselves for so long
 
 
@@ -188,7 +188,8 @@ class Cascade:
         self._stepped_s = 0.0
         self._step_prompt_tokens = -1  # of the last step; -1: there was none
         self._contested = self._starved = False
-        self._nobody_until_s = 0.0
+        self._nobody_until_s = self._offer_until_s = 0.0
+        self.offer = ("", 0.0)  # see `_offer`
         self._filling: list[InEngine] = []
 
     def __repr__(self) -> str:
@@ -255,6 +256,8 @@ class Cascade:
             self.pace.saw(now_s - self._stepped_s, self._step_prompt_tokens)
         self._stepped_s = now_s
         filling = self._filling = self._unfinished(running, now_s)
+        if self.options.preempt and len(running) >= self._max_slots and now_s >= self._offer_until_s:
+            self.offer, self._offer_until_s = self._offer(running, now_s), now_s + OFFER_S
         if len(self.queue):
             self._retier(running, filling, now_s)
         return self._pausing(running, filling, now_s)
@@ -338,6 +341,15 @@ class Cascade:
         if not 1 / STRETCH_STEP < wanted / self.stretch < STRETCH_STEP:
             self.stretch = wanted
         self.queue.retier(now_s, max(0.0, ahead_s), stretch=self.stretch)
+
+    def _offer(self, running: Sequence[InEngine], now_s: float) -> tuple[str, float]:
+        """Whose budget leaves most beyond its own redo, and how much: so that others can foretell who gives way."""
+        best, most = "", (0.0, 0)
+        for request in running:
+            spare = self.budget_s(request, now_s) - self._redo_s(request), -request.num_computed_tokens
+            if spare > most and not request.leeway.gave_way:
+                best, most = request.request_id, spare
+        return best, min(most[0], PLAUSIBLE_S)
 
     def _release_s(self, running: Sequence[InEngine]) -> float:
         """Until the next slot is free, if requests end as expected."""

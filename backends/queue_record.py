@@ -1,12 +1,13 @@
 """How an engine's queue is ordered, as its record tells it: by a sender's priority, or by budgets. Pure.
 
-Runs inside the engine, when somebody joins or leaves the queue; each step it tells five figures.
+Runs inside the engine, when somebody joins or leaves the queue; each step it tells some figures.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from backends.cascade import Cascade
+from backends.scheduler_record import ID_CHARACTERS_MAX
 from backends.snapshot_record import Bids, Figures, Rule
 
 _NUMBER_MAX = 1 << 62
@@ -57,9 +58,9 @@ class ByBudget:
     def figures(self) -> Figures:
         """As of the step that was composed last."""
         cascade = self._cascade
-        return Figures(
-            cascade.pace.step_s, cascade.pace.token_s, cascade.reference_s, cascade.stretch, float(cascade.queue.share.debt)
-        )
+        pace, (gives, spare_s) = cascade.pace, cascade.offer
+        debt, gives = float(cascade.queue.share.debt), gives[:ID_CHARACTERS_MAX]
+        return Figures(pace.step_s, pace.token_s, cascade.reference_s, cascade.stretch, debt, gives, spare_s)
 
     def gammas(self) -> dict[str, float]:
         """The guards of the classes that were seen."""

@@ -93,6 +93,8 @@ def _queueing(record: Record, shifted: int) -> Queueing | None:
         now.debt,
         rule.makes_way,
         record.gammas,
+        outer_id(now.gives),
+        now.spare_s,
     )
 
 

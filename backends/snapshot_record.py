@@ -95,13 +95,16 @@ class Rule(msgspec.Struct, array_like=True, frozen=True):
 
 class Figures(msgspec.Struct, array_like=True, frozen=True):
     """What a leeway queue goes by now: seconds of a step that only decodes and of a prompt token, the latter also as costs
-    are reckoned with it, how much longer costs are taken to be now, and the tokens that tier 2 is owed."""
+    are reckoned with it, how much longer costs are taken to be now, the tokens that tier 2 is owed; with all slots taken, whose
+    budget leaves most beyond its own redo, and how much."""
 
     step_s: float = 0.0
     token_s: float = 0.0
     reference_s: float = 0.0
     stretch: float = 1.0
     debt: float = 0.0
+    gives: str = ""
+    spare_s: float = 0.0
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):

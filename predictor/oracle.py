@@ -66,7 +66,7 @@ class Oracle:
         self._step_s = 0.0
         self._costs: StepCosts | None = None
         self._places: Places | None = None
-        self._order: list[int] = []  # of those who wait, as loaded
+        self._order: tuple[list[int], bool] = ([], False)  # of those who wait, and whether a slot was given up, as loaded
         self._prefixes = PrefixIndex(0)
         self._hit_tokens: dict[str, int] = {}
         self._claimed: dict[str, int] = {}  # reserved: the state's number then, -1 once it decodes
@@ -144,10 +144,12 @@ class Oracle:
         request = Request(ask.id, ask.prompt_tokens, ask.lengths.q50, now_s)
         hit_tokens, place = self._hits(ask), -1
         if self._places is not None:
-            order, place = self._places.place(self._comer(ask, hit_tokens, forecast), ask.asked_s)
-            if order != self._order:  # it changes the others' places
-                self._order = order
-                forecast.load(self._places.arranged(order))
+            comer = self._comer(ask, hit_tokens, forecast)
+            order, place = self._places.place(comer, ask.asked_s)
+            arranged = order, self._places.gives(comer, place, ask.asked_s)
+            if arranged != self._order:  # it changes the others' places
+                self._order = arranged
+                forecast.load(self._places.arranged(*arranged))
         reply = forecast.reply(request, hit_tokens=hit_tokens, place=place)
         if not ask.harm:
             return reply
@@ -186,8 +188,8 @@ class Oracle:
         self._places = Places(sighting.queueing, snapshot)
         for one in pending:
             self._places.join(self._comer(one, self._hit_tokens[one.id], forecast))
-        self._order = self._places.order(ask.asked_s)
-        forecast.load(self._places.arranged(self._order))
+        self._order = self._places.order(ask.asked_s), False
+        forecast.load(self._places.arranged(*self._order))
 
     # -- prefixes, as far as reservations tell of them
 

@@ -6,7 +6,8 @@
 | leeway | by budgets, as predictor.queues decides for those who wait and the one that comes |
 
 What is known of those who wait comes from the engine itself (backends.record_state) or from the gateway's own picture.
-Who is preempted for an urgent request is not foretold: its wait for a slot is then shorter than said here.
+Who gives its slot to the first one, where that can't wait for another, is foretold as far as the engine says whose budget
+leaves most (backends.cascade); a second one that comes in the same step would find nobody.
 """
 
 import math
@@ -17,11 +18,12 @@ from typing import Literal
 from predictor.budget import GAMMA_UNKNOWN
 from predictor.queues import AGE_S, TieredQueue
 from predictor.share import turns
-from predictor.snapshot import Resident, Snapshot
+from predictor.snapshot import Resident, Snapshot, held_blocks
 from predictor.waiting import Waiting
 
 UNPROMISED_S = 30.0  # of leeway that a request without a promise is sent with: with none it would run before all others
 TIER_2 = 1 << 50
+MARGIN_S = 0.05  # a budget must exceed what it is to pay for by so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Queueing:
 
     `order`, `rho`, `alpha` and `age_s` are the tiered queue's; `step_s` is a step that only decodes, `token_s` a prompt
     token's time, `reference_s` the one that costs are reckoned with, `stretch` their relation as last taken over; `debt`
-    is what tier 2 is owed in tokens, `gammas` are guards by class. `makes_way`: urgent requests don't wait for slots.
+    is what tier 2 is owed in tokens, `gammas` are guards by class. `makes_way`: urgent requests don't wait for slots, which
+    `gives`, whose budget leaves `spare_s` beyond its own redo, would give up.
     """
 
     kind: Literal["priority", "leeway"]
@@ -57,6 +60,8 @@ class Queueing:
     debt: float = 0.0
     makes_way: bool = True
     gammas: Mapping[str, float] = field(default_factory=dict)
+    gives: str = ""
+    spare_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +128,41 @@ class Places:
             at = len(order)  # behind the last one whose bid is known: perhaps behind all
         return order, at
 
-    def arranged(self, order: Sequence[int]) -> Snapshot:
-        """The state with the queue in that order."""
-        return replace(self._snapshot, waiting=tuple([self._everybody[who] for who in order]))
+    def gives(self, comer: Comer, at: int, now_s: float) -> bool:
+        """Whether somebody gives its slot to this one, if it comes and `at` stand before it: if it is the first, would come
+        too late by waiting for a slot, and the budget of who gives it affords that."""
+        how, snapshot = self._how, self._snapshot
+        if at or how.kind != "leeway" or not how.makes_way or comer.deadline_s == math.inf:
+            return False
+        alone_s = self._alone_s(comer.resident, comer.alone_s)
+        cost_s = how.gammas.get(comer.slo_class, GAMMA_UNKNOWN) * alone_s * how.stretch
+        release_s = _release_s(how, snapshot)
+        late = 0 <= comer.deadline_s - now_s - cost_s < release_s
+        giver = self._giver()
+        if not late or giver is None or how.spare_s <= MARGIN_S + cost_s + release_s:
+            return False
+        needed = snapshot.limits.blocks_for(comer.resident.prompt_tokens) + snapshot.limits.watermark_blocks
+        return needed <= snapshot.free_blocks + held_blocks(giver, snapshot.limits) - giver.shared_blocks
+
+    def _giver(self) -> Resident | None:
+        """Who would give its slot; None while not all are taken."""
+        snapshot, name = self._snapshot, self._how.gives
+        if not name or len(snapshot.running) < snapshot.limits.max_num_seqs:
+            return None
+        return next((who for who in snapshot.running if who.id == name), None)
+
+    def arranged(self, order: Sequence[int], gives: bool = False) -> Snapshot:
+        """The state with the queue in that order, or as it is when somebody has given its slot to one who comes."""
+        snapshot, waiting = self._snapshot, tuple([self._everybody[who] for who in order])
+        giver = self._giver() if gives else None
+        if giver is None:
+            return replace(snapshot, waiting=waiting)
+        return replace(
+            snapshot,
+            running=tuple([who for who in snapshot.running if who is not giver]),
+            waiting=(*waiting, replace(giver, computed_tokens=0, shared_blocks=0)),
+            free_blocks=snapshot.free_blocks + held_blocks(giver, snapshot.limits) - giver.shared_blocks,
+        )
 
     # -- inside
 
@@ -177,6 +214,10 @@ def _ahead_s(how: Queueing, snapshot: Snapshot) -> float:
     filling = sum([max(0, who.prompt_tokens - who.computed_tokens) for who in snapshot.running if not who.decoding])
     ahead_s = how.token_s * filling
     if len(snapshot.running) >= snapshot.limits.max_num_seqs and not how.makes_way:
-        left = min([max(1, who.output_tokens - who.generated_tokens) for who in snapshot.running], default=0)
-        ahead_s = max(ahead_s, left * how.step_s)
+        ahead_s = max(ahead_s, _release_s(how, snapshot))
     return ahead_s
+
+
+def _release_s(how: Queueing, snapshot: Snapshot) -> float:
+    """Until the first slot is free, if answers are as long as expected."""
+    return how.step_s * min([max(1, who.output_tokens - who.generated_tokens) for who in snapshot.running], default=0)

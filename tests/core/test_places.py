@@ -43,9 +43,9 @@ def published(running: list[Held], waiting: list[Held], ordering: Ordering | Non
 
 
 class Budgeted:
-    """An engine that orders by budgets, all of whose slots are taken."""
+    """An engine that orders by budgets, all of whose slots are taken; so many in them have given way before."""
 
-    def __init__(self, seed: int, **given: object) -> None:
+    def __init__(self, seed: int, gave_way: int = 0, **given: object) -> None:
         rng = Random(seed)
         self.cascade = Cascade(CascadeOptions(**given), SLOTS)  # type: ignore[arg-type]
         self.queue = BudgetQueue(self.cascade)
@@ -53,6 +53,8 @@ class Budgeted:
         self.running = [held(f"runs {number}", 20) for number in range(SLOTS)]
         for one in self.running:
             one.num_computed_tokens, one.num_output_tokens = 20 + 5, 5
+        for one in self.running[:gave_way]:
+            one.leeway.gave_way = 1
         for number in range(rng.randrange(1, 40)):
             arrival_s = NOW_S - rng.uniform(0.0, 2.0)
             hints = {"ttft_ms": rng.uniform(200.0, 8000.0)} if rng.random() < 0.7 else {}
@@ -103,7 +105,7 @@ def test_the_place_is_the_real_one_at_an_engine_that_orders_by_budgets(seed: int
 @pytest.mark.parametrize("seed", range(8))
 def test_a_tight_request_is_foretold_at_its_real_place(seed: int) -> None:
     """The sidecar's answer is what the engine model says of the queue in its real order, not of its end."""
-    ask, engine = asked(48, NOW_S + 0.7), Budgeted(seed, rho=0.0)
+    ask, engine = asked(48, NOW_S + 0.7), Budgeted(seed, SLOTS, rho=0.0)
     oracle = Oracle(FixedPace(PROFILE))
     seen = engine.seen()
     oracle.saw(seen)
@@ -115,6 +117,26 @@ def test_a_tight_request_is_foretold_at_its_real_place(seed: int) -> None:
     assert (told.ttft_s, told.e2e_s) == (pytest.approx(truth.ttft_s), pytest.approx(truth.e2e_s))
     last = simulate(PROFILE, seen.snapshot, by_name["new"])
     assert told.ttft_s <= last.ttft_s + 1e-9
+
+
+def test_who_gives_its_slot_is_foretold() -> None:
+    """Where the engine's own rule finds somebody, and only there."""
+    seen_both = set()
+    for seed in range(40):
+        rng = Random(seed)
+        engine = Budgeted(seed, rng.choice([0, 2, SLOTS]), rho=0.0)
+        ask, seen = asked(rng.randrange(20, 300), NOW_S + rng.uniform(0.1, 2.0)), engine.seen()
+        oracle = Oracle(FixedPace(PROFILE))
+        oracle.saw(seen)
+        told = oracle.reply(ask, 100.0).estimate
+        engine.order_with(ask)
+        urgent = engine.cascade.urgent(engine.running, NOW_S)
+        mine = urgent is not None and urgent.id == "new"
+        victim = engine.cascade.victim(engine.running, urgent, NOW_S) if mine and urgent is not None else None
+        at_once = told.wait_s < 0.001
+        assert at_once == (victim is not None), seed
+        seen_both.add(at_once)
+    assert seen_both == {True, False}
 
 
 def test_reserved_requests_have_their_places_too() -> None:

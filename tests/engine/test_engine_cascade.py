@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.engine_run import ROOT
 
-MODULES = ("stepped_cases", "kv_contract_cases")
+MODULES = ("stepped_cases", "place_cases", "kv_contract_cases")
 
 
 def names(module: str) -> list[str]:
@@ -20,7 +20,7 @@ def names(module: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, tuple[list[str], str]]:
-    """Which cases of each module held, and what the others said. Both run at once."""
+    """Which cases of each module held, and what the others said. All run at once."""
     python = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine")) / "bin" / "python"
     model = Path(os.environ.get("LEEWAY_ENGINE_MODELS", ROOT / ".models")) / "tiny"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
