@@ -1,4 +1,4 @@
-"""What the record of vLLM's real scheduler lets a sidecar foretell: cases of test_engine_cascade.py, in the engine's own Python.
+"""What the record of vLLM's real scheduler lets a sidecar foretell: cases of test_engine_cascade.py, in the engine's Python.
 
 usage: python -m tests.engine.place_cases MODEL_DIR [CASE...]
 """
