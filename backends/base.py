@@ -28,7 +28,8 @@ UNSAID = Sizes()
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What probing found out about a backend. `max_model_len` in tokens, 0 when unknown; `scheduling` is how it orders its
-    queue, as config.Scheduling has it, "" when it does not say."""
+    queue, as config.Scheduling has it, "" when it does not say. `body_session`: its KV events name the `session_id` of a
+    request's body, and it keeps nothing else by that."""
 
     engine: str
     version: str = ""
@@ -37,6 +38,7 @@ class Identity:
     max_model_len: int = 0
     scheduling: str = ""
     sizes: Sizes = UNSAID
+    body_session: bool = False
 
     def completed(self, before: "Identity") -> "Identity":
         """With what the same process said `before` where it says nothing now: a busy one may be late with an answer."""
@@ -47,6 +49,7 @@ class Identity:
             version=self.version or before.version,
             scheduling=self.scheduling or before.scheduling,
             sizes=before.sizes if self.sizes == UNSAID else self.sizes,
+            body_session=self.body_session or (self.sizes == UNSAID and before.body_session),
         )
 
 

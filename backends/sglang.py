@@ -22,7 +22,9 @@ class SglangAdapter(OpenAIAdapter):
         kind = await self.kind(http)
         info = await told(http, "/server_info") or await told(http, "/get_server_info")
         version = str(info.get("version") or "")[:64]
-        return Identity(self.engine, version, models, kind, length, sglang_scheduling(info), server_sizes(info))
+        # with that option it would keep what belongs to a session until the session is closed
+        named = info.get("enable_session_radix_cache") is False
+        return Identity(self.engine, version, models, kind, length, sglang_scheduling(info), server_sizes(info), named)
 
     async def kind(self, http: ControlHttp) -> Kind:
         """From /model_info."""

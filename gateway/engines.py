@@ -93,6 +93,7 @@ class Engines:
         """A job goes to that engine."""
         view = self.views.get(name)
         if view is not None:
+            view.answers_at_once = name in self._known and self._known[name].identity.body_session
             view.sent(job)
 
     def computed(self, job: Job) -> None:

@@ -173,7 +173,7 @@ class Exchange:
         self._client.due_s = now_s + plane.timeouts.silent_s(self._fields.stream)
         lines = verdict.lines_identity if self._strip else verdict.lines
         replica = self._replica
-        if account.promise is not None or replica.scheduling:
+        if account.promise is not None or replica.scheduling or pool.as_session:
             more, pieces = promises.outgoing(plane.config, account, replica, self._fields, pieces, now_s, unix_ms())
             lines += more
         size = len(pieces[0]) if len(pieces) == 1 else sum([len(piece) for piece in pieces])

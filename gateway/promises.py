@@ -13,7 +13,7 @@ from gateway.relay.splice import BodyFields, Piece
 from gateway.replica import Replica
 from gateway.signals import queue_limit_s
 from gateway.slo import NEVER, Asked, SloError
-from gateway.travel import Luggage, header_lines, members, packed
+from gateway.travel import Luggage, header_lines, members, packed, session
 
 if TYPE_CHECKING:
     from gateway.auth import Client
@@ -89,15 +89,15 @@ def outgoing(
     unix_ms: int,
 ) -> tuple[bytes, tuple[Piece, ...]]:
     """(header lines to add, the body to send) for this engine."""
-    slo, engine, scheduling = config.slo, replica.identity.engine, replica.scheduling
-    if slo.client_priority == "respect" and fields.priority is not None:
-        lines = b""
-    else:
-        lines = header_lines(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
-    if account.route not in ("chat", "completions", "messages"):
-        return lines, pieces
-    added = members(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
-    return lines, packed(pieces, added, fields.engine_members) if added else pieces
+    slo, engine, scheduling, lines = config.slo, replica.identity.engine, replica.scheduling, b""
+    has, names = fields.engine_members, replica.identity.body_session and bool(replica.spec.kv_events)
+    added = session(names, account.route, has, account.request_id)
+    if account.promise is not None or scheduling:
+        if slo.client_priority != "respect" or fields.priority is None:
+            lines = header_lines(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
+        if account.route in ("chat", "completions", "messages"):
+            added |= members(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
+    return lines, packed(pieces, added, has) if added else pieces
 
 
 def luggage(account: Account, replica: Replica, now_s: float, unix_ms: int) -> Luggage:

@@ -6,6 +6,7 @@ of one with UNPROMISED_S of leeway: with none it would run before all others. `k
 from tiers below the host's memory; that is said when the load would take longer than what is left, or than computing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -16,6 +17,8 @@ from gateway.relay.splice import BodyError, Edit, Piece, edited, member_edit, sc
 from gateway.slo import NEVER, Promise
 from predictor.places import UNPROMISED_S
 
+SESSION_ROUTES = frozenset(("chat", "completions", "responses"))
+SESSION_MEMBERS = frozenset(("session_id", "session_params"))
 MERGED_BYTES_MAX = 262_144  # a body whose own vllm_xargs have to be found is scanned at once: only up to this
 
 
@@ -83,7 +86,15 @@ def xargs(luggage: Luggage) -> dict[str, object]:
     return facts
 
 
-def packed(pieces: tuple[Piece, ...], added: dict[str, dict[str, object]], client_has: frozenset[str]) -> tuple[Piece, ...]:
+def session(engine_names: bool, route: str, client_has: frozenset[str], request_id: str) -> dict[str, object]:
+    """The member by which an engine that names sessions of bodies with its KV events tells this request's: its id, where the
+    client has no session of its own."""
+    if not engine_names or route not in SESSION_ROUTES or not client_has.isdisjoint(SESSION_MEMBERS):
+        return {}
+    return {"session_id": request_id}
+
+
+def packed(pieces: tuple[Piece, ...], added: Mapping[str, object], client_has: frozenset[str]) -> tuple[Piece, ...]:
     """The body with these members. One that the client has as well is merged (its own entries win), if the body is not
     too large to look for it; else it goes without ours."""
     clashing = {name: value for name, value in added.items() if name in client_has}
@@ -97,13 +108,14 @@ def packed(pieces: tuple[Piece, ...], added: dict[str, dict[str, object]], clien
     return pieces
 
 
-def _merged(body: bytes, added: dict[str, dict[str, object]]) -> bytes:
+def _merged(body: bytes, added: dict[str, object]) -> bytes:
     try:
         spans = scan(body, 1024).spans
     except BodyError:
         return body
     edits: list[Edit] = []
     for name, value in added.items():
+        assert isinstance(value, dict)
         span = spans.get(name)
         own = orjson.loads(body[span[0] : span[1]]) if span else None
         if span and (own is None or isinstance(own, dict)):

@@ -18,10 +18,12 @@ from predictor.prefix import PrefixIndex
 Hash = bytes | int
 CLAIMS_MAX = 4096
 NODES_MAX = 1 << 20
+CHAIN_MAX = 8192  # blocks of a prompt that are followed: some 6 ms of the loop
 TEXTS_MAX = 16  # prompts that part ways within one engine block
 SLACK = 1.1
 LEARNING = 0.1
 LATE = 0.9  # of a prompt's length: chain enough, when its events came after its end
+WHOLE = 0.5  # of it: what follows the first token is the answer, not the rest of a prompt whose events are late
 RATIO_MIN, RATIO_MAX = 0.25, 4.0  # tokens of a prompt by the engine's count, over our own
 
 
@@ -52,9 +54,10 @@ class Block:
 
 
 class _Claim:
-    """A prompt of ours; `done` once its chain is known, or cannot be known any more; `over` if it ended before its events."""
+    """A prompt of ours; `done` once its chain is known, or cannot be known any more; `over` if it ended before its events;
+    `grown` if its chain may hold some of its answer."""
 
-    __slots__ = ("block_tokens", "done", "over", "prefix", "prompt_tokens", "session", "tail")
+    __slots__ = ("block_tokens", "done", "grown", "over", "prefix", "prompt_tokens", "session", "tail")
 
     def __init__(self, job: Sent) -> None:
         self.prefix = job.prefix
@@ -62,15 +65,17 @@ class _Claim:
         self.prompt_tokens = job.prompt_tokens
         self.session = job.session
         self.tail: Hash | None = None
-        self.done = self.over = False
+        self.done = self.over = self.grown = False
 
 
 class KvView:
     """Corrects `index` by what the engine says. `tokens` are held there; `joined` prompts were matched with their blocks;
-    `forgotten` so many times was all."""
+    `forgotten` so many times was all. `answers_at_once`: an answer's blocks are told in one piece, at its end (SGLang), not
+    each as it is full (vLLM)."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
+        self.answers_at_once = False
         self.tokens = 0
         self.joined = 0
         self.forgotten = 0
@@ -114,7 +119,7 @@ class KvView:
         claim = self._claims.get(request_id)
         if claim is None:
             return
-        if request_id in self._computed and claim.tail is not None:
+        if request_id in self._computed and claim.tail is not None and not claim.grown:
             self._join(request_id, claim)
         elif not claim.done and claim.tail is not None:
             self._join(request_id, claim, claim.prompt_tokens * self._ratio)
@@ -141,9 +146,11 @@ class KvView:
         request_id = self._whose(session)
         claim = self._claims.get(request_id)
         if claim is not None and not claim.done and hashes:
-            if request_id in self._computed and len(hashes) == 1 and before == claim.tail:  # of its answer
+            follows = request_id in self._computed and claim.tail is not None and before == claim.tail
+            if follows and self._answers(claim, len(hashes)):
                 self._join(request_id, claim)
             else:
+                claim.grown = claim.grown or (follows and self.answers_at_once)
                 claim.tail = hashes[-1]
                 if claim.over:
                     self._join_late(request_id, claim)
@@ -152,7 +159,7 @@ class KvView:
         """Blocks that are no longer there, and with them the text that they hold."""
         for request_id in [*self._computed]:
             claim = self._claims[request_id]
-            if claim.tail is not None:
+            if claim.tail is not None and not claim.grown:
                 self._join(request_id, claim)
         gone: list[int] = []
         for name in hashes:
@@ -182,6 +189,13 @@ class KvView:
         self.index.forget()
 
     # -- inside
+
+    def _answers(self, claim: _Claim, blocks: int) -> bool:
+        """Whether so many blocks that follow a prompt after its first token are of its answer."""
+        if not self.answers_at_once:
+            return blocks == 1
+        assert claim.tail is not None
+        return sum([block.tokens for block in self._chain(claim.tail)]) >= WHOLE * claim.prompt_tokens * self._ratio
 
     def _join(self, request_id: str, claim: _Claim, end_tokens: float = math.inf) -> None:
         """Give the blocks of the claim's chain, up to so many tokens, the text that they hold."""
@@ -232,12 +246,12 @@ class KvView:
                 del self._sessions[claim.session]
 
     def _chain(self, tail: Hash) -> list[Block]:
-        """From the prompt's beginning on; empty if that is not known."""
+        """From the prompt's beginning on; empty if that is not known, or too far to go."""
         found: list[Block] = []
         name: Hash | None = tail
         while name is not None:
             block = self._blocks.get(name)
-            if block is None or len(found) >= NODES_MAX:
+            if block is None or len(found) >= CHAIN_MAX:
                 return []
             found.append(block)
             name = block.parent

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.kvview import CLAIMS_MAX, KvView
+from predictor.kvview import CHAIN_MAX, CLAIMS_MAX, KvView
 from predictor.prefix import PrefixIndex
 
 TEXT_TOKENS = 64  # of a text block, as the gateway estimates; engine blocks have 16
@@ -73,6 +73,39 @@ def test_blocks_of_the_answer_hold_none_of_the_prompt() -> None:
         made.stored("a", [blocks[place]], blocks[place - 1], 16)
     made.removed(blocks[8:])
     assert (made.joined, made.index.hit_blocks((1, 2))) == (1, 2)
+
+
+def test_an_answer_that_is_told_in_one_piece_holds_none_of_the_prompt() -> None:
+    made = view()
+    made.answers_at_once = True
+    send(made, "a", (1, 2, 3))
+    blocks = chain("x", 12)
+    made.stored("a", blocks, None, 16)
+    made.computed("a")
+    made.stored("a", chain("answer", 40), blocks[-1], 16)
+    made.gone("a")
+    assert (made.joined, made.index.hit_blocks((1, 2, 3))) == (1, 3)
+    made.removed(chain("answer", 40))
+    assert made.index.hit_blocks((1, 2, 3)) == 3
+    made.removed(blocks[8:])
+    assert made.index.hit_blocks((1, 2, 3)) == 2
+
+
+def test_the_rest_of_a_prompt_that_is_told_late_is_no_answer() -> None:
+    made = view()
+    made.answers_at_once = True
+    send(made, "a", (1, 2, 3), rest=0)
+    blocks = chain("x", 12)
+    made.stored("a", blocks[:3], None, 16)  # a quarter of it
+    made.computed("a")
+    made.stored("a", blocks[3:], blocks[2], 16)
+    made.stored("a", chain("answer", 40), blocks[-1], 16)
+    made.gone("a")
+    assert made.joined == 1
+    made.removed(chain("answer", 40))
+    assert made.index.hit_blocks((1, 2, 3)) == 3
+    made.removed([blocks[-1]])
+    assert made.index.hit_blocks((1, 2, 3)) == 2
 
 
 def test_without_a_first_token_seen_the_chain_ends_where_such_prompts_do() -> None:
@@ -143,6 +176,16 @@ def test_a_chain_without_its_beginning_is_not_joined() -> None:
     made.computed("a")
     made.gone("a")
     assert made.joined == 0
+
+
+def test_a_chain_that_is_too_long_to_follow_is_not_joined() -> None:
+    made = view()
+    for name, blocks in (("a", CHAIN_MAX), ("b", CHAIN_MAX + 1)):
+        made.sent(Sent(name, (1, 2, 3), blocks))
+        made.stored(name, chain(name, blocks), None, 1)
+        made.computed(name)
+        made.gone(name)
+    assert made.joined == 1
 
 
 def test_a_client_s_own_session_joins_as_long_as_it_has_one_request_in_flight() -> None:

@@ -1,6 +1,7 @@
 """What SGLang's /server_info says of its sizes: read where it is a whole number within bounds, else unknown."""
 
 import asyncio
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -100,6 +101,9 @@ def test_one_look_at_the_server_s_information_tells_all() -> None:
     server = Server(server_info=INFO | {"version": "0.5.23"}, model_info={"is_generation": True})
     found = asyncio.run(SglangAdapter().identify(server))
     assert found == Identity("sglang", "0.5.23", ("m",), "generate", 4096, "", Sizes(6250, 64, 200, 4096))
+    for keeps, names in ((False, True), (True, False), (None, False)):
+        server = Server(server_info=INFO | {"enable_session_radix_cache": keeps})
+        assert asyncio.run(SglangAdapter().identify(server)).body_session is names
     assert server.asked.count("/server_info") == 1
 
 
@@ -112,4 +116,6 @@ def test_an_older_server_and_one_that_is_late() -> None:
     before = Identity("sglang", "0.5.23", ("old",), "generate", 1, "fcfs", Sizes(6250, 64, 200, 4096))
     kept = found.completed(before)
     assert (kept.version, kept.models, kept.scheduling, kept.sizes) == ("0.5.23", ("m",), "fcfs", before.sizes)
+    assert found.completed(replace(before, body_session=True)).body_session
+    assert not replace(found, sizes=Sizes(1, 1, 1, 1)).completed(replace(before, body_session=True)).body_session
     assert found.completed(Identity("vllm", "1", sizes=before.sizes)) == found

@@ -228,6 +228,9 @@ def test_the_engine_judges_the_rest() -> None:
         assert judge(body) == EMPTY
 
 
+SESSION = frozenset(("session_id",))
+
+
 @pytest.mark.parametrize(
     ("body", "changes"),
     [
@@ -261,8 +264,9 @@ def test_the_engine_judges_the_rest() -> None:
         (b'{"priority":null}', {"priority": 0}),
         (b'{"user":"u"}', {"session": "u"}),
         (b'{"user":"u","metadata":{"user_id":"s"}}', {"session": "s"}),
-        (b'{"user":"u","metadata":{"user_id":"s"},"session_id":"t"}', {"session": "t"}),
-        (b'{"user":"u","session_id":"t","prompt_cache_key":"k"}', {"session": "k"}),
+        (b'{"user":"u","metadata":{"user_id":"s"},"session_id":"t"}', {"session": "t", "engine_members": SESSION}),
+        (b'{"user":"u","session_id":"t","prompt_cache_key":"k"}', {"session": "k", "engine_members": SESSION}),
+        (b'{"session_params":null}', {"engine_members": frozenset(("session_params",))}),
         (b'{"metadata":[1]}', {}),
         (b'{"stream_options":null}', {"has_stream_options": True}),
         (b'{"stream_options":{"include_usage":false}}', {"has_stream_options": True}),

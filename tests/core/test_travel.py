@@ -7,7 +7,7 @@ import pytest
 from backends.priorities import SGLANG_UNIT_MS, priority_line, sglang_scheduling, vllm_scheduling
 from gateway.config import Slo, Travels
 from gateway.slo import NEVER, Promise
-from gateway.travel import Luggage, header_lines, members, packed
+from gateway.travel import Luggage, header_lines, members, packed, session
 from predictor.places import TIER_2
 
 NOW = 1_800_000_000_000
@@ -97,6 +97,16 @@ def test_members_are_spliced_in_and_the_rest_stays_byte_for_byte() -> None:
     assert packed((b"{}",), ADDED, frozenset()) == (b'{"vllm_xargs":{"leeway_v":1,"leeway_class":"chat"}}',)
     pieces = (b'{"model":', b'"m"', memoryview(b"}"))
     assert b"".join(packed(pieces, ADDED, frozenset()))[-12:] == b'"model":"m"}'
+
+
+def test_a_session_is_named_where_the_engine_repeats_it_and_the_client_has_none() -> None:
+    assert session(True, "chat", frozenset(), 'r"1') == {"session_id": 'r"1'}
+    (piece,) = packed((b'{"model":"m"}',), session(True, "responses", frozenset(), 'r"1'), frozenset())
+    assert json.loads(bytes(piece)) == {"session_id": 'r"1', "model": "m"}
+    assert session(False, "chat", frozenset(), "r1") == {}
+    assert session(True, "messages", frozenset(), "r1") == session(True, "embeddings", frozenset(), "r1") == {}
+    for own in ("session_id", "session_params"):
+        assert session(True, "chat", frozenset((own, "vllm_xargs")), "r1") == {}
 
 
 def test_a_client_s_own_entries_win() -> None:

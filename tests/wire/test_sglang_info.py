@@ -1,9 +1,10 @@
-"""The sizes that an SGLang server tells reach the gateway's picture of it, and stay while the server is busy."""
+"""What an SGLang server tells of itself: sizes reach the gateway's picture of it, and its KV events are joined by session."""
 
 import json
 from dataclasses import replace
 
 import looptime
+import pytest
 
 from gateway.config import BackendSpec, Health, ModelSpec
 from predictor.profile import EngineLimits
@@ -87,3 +88,33 @@ def test_settings_win() -> None:
         assert limits(rig) == EngineLimits(100, 16, 32, 256, 1600)
 
     run(case, config, backends=(backend,), spec=lambda made: replace(sglang(made), kv_blocks=100, max_num_batched_tokens=256))
+
+
+@pytest.mark.parametrize(("keeps", "publishes"), [(False, True), (True, True), (False, False)])
+def test_a_body_names_its_session_where_kv_events_repeat_it(keeps: bool, publishes: bool) -> None:
+    backend = ScriptedBackend("b0")
+    server = Server(backend)
+    server.said = SAID | {"enable_session_radix_cache": keeps}
+
+    async def case(rig: Rig) -> None:
+        asked = chat("hi", stream=True)
+        messages = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+        for path, body in (
+            ("/v1/chat/completions", asked),
+            ("/v1/chat/completions", asked | {"session_id": "own"}),
+            ("/v1/chat/completions", asked | {"session_params": {"id": "own"}}),
+            ("/v1/completions", {"model": "m", "prompt": "hi"}),
+            ("/v1/messages", messages),
+        ):
+            assert (await rig.ask(body, path)).status == 200
+        calls = [call for call in backend.calls if call.method == b"POST"]
+        ids = [call.headers[b"x-request-id"].decode() for call in calls]
+        added = publishes and not keeps
+        expected = [ids[0] if added else None, "own", None, ids[3] if added else None, None]
+        assert [call.json.get("session_id") for call in calls] == expected
+        rest = [{name: value for name, value in call.json.items() if name != "session_id"} for call in calls]
+        assert [one["model"] for one in rest] == ["m"] * 5
+        assert rest[2]["session_params"] == {"id": "own"}
+
+    events = "tcp://127.0.0.1:9" if publishes else ""
+    run(case, CONFIG, backends=(backend,), spec=lambda made: replace(sglang(made), kv_events=events))
