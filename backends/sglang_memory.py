@@ -51,19 +51,19 @@ class SglangMemory:
     async def out(self, keep: bool) -> None:
         """Pause and release. Whether requests are kept is the caller's doing: here they would be in either case."""
         async with within(self._spec.swap.stop_s, "SGLang's release"):
+            held, self.holds = self.holds, True  # as long as it does not answer
             ready = await self._says("/ready")
             if ready:
                 self._released = False
             elif await self._is_released():
-                if self.holds:  # nobody saw the end of the release: the scheduler's next answer comes after it
+                if held:  # nobody saw the end of the release: the scheduler's next answer comes after it
                     await self._check_that_release_frees()
-                    self.holds = False
+                self.holds = False
                 return
             await self._check_that_release_frees()
             await self._release(ready)
 
     async def _release(self, ready: bool) -> None:
-        self.holds = True
         await tell(self._http, "/pause_generation", {"mode": "retract"})
         self._released = True
         try:

@@ -53,13 +53,14 @@ class VllmSleep:
         """Sleep. An engine that is asleep already stays so; one that stopped half way is put back, its requests kept in any
         case: their KV is gone, so it must not go on with them."""
         async with within(self._spec.swap.stop_s, "vLLM's sleep"):
+            held, self.holds = self.holds, True  # as long as it does not answer
             asleep = await self._asleep()
-            if asleep and not self.holds:
+            if asleep and not held:
+                self.holds = False
                 return
             if not asleep:
                 await self._check_that_sleep_frees()
                 self._torn = False
-            self.holds = True
             mode = "keep" if keep or asleep else "wait"
             await tell(self._http, f"/sleep?level={self._spec.swap.level}&mode={mode}")
             if not await self._asleep():

@@ -44,8 +44,9 @@ class Waiter:
 class Lodger:
     """A backend whose model shares a device. `place` is where its weights lie, `rest` where they go when it leaves; `since_s`
     is when it came, `ready_s` when it is expected while it comes; `running` requests are there, `kept` stay in its engine
-    while it is out. `usable`: its engine answers, and takes requests; `fetches`: its weights can be brought nearer beforehand,
-    so far as known. `stuck`: it is out, but memory of the device may be taken, for a move of it stopped half way."""
+    while it is out. `usable`: its engine answers, and takes requests; `down_s` is since when it does not. `stuck`: it is out,
+    but memory of the device may be taken, for a move of it stopped half way. `fetches`: its weights can be brought nearer
+    beforehand, so far as known."""
 
     name: str
     model: str
@@ -63,6 +64,7 @@ class Lodger:
     kept: int = 0
     kept_s: float = 0.0
     usable: bool = True
+    down_s: float = 0.0
     stuck: bool = False
     fetches: bool = True
     slots: int = SLOTS
@@ -316,7 +318,8 @@ class Lodging:
         there = lodger.usable and not lodger.stuck
         ready_s = max(lodger.ready_s - now_s, SOON_S) if coming else 0.0 if there else DOWN_S
         since_s = 0.0 if coming else now_s - lodger.since_s
-        return Resident(lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s)
+        lost = not (coming or lodger.usable or now_s < lodger.down_s + DOWN_S)
+        return Resident(lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s, lost=lost)
 
     def _drain_s(self, lodger: Lodger) -> float:
         """Until its requests of now are over."""

@@ -179,8 +179,11 @@ class Move:
         try:
             took_s = await self._tried(lodger, lambda: mover.out(keep))
         except MoveError as error:
-            if await mover.where() != "gpu":
+            place = await mover.where()
+            if place != "gpu":
                 self._left(lodger, mover, str(error))
+            if place is None and not mover.holds:
+                return  # nobody is there any more
             if lodger.stuck:
                 self._bar(lodger, error)
             raise

@@ -75,7 +75,8 @@ class Tenant:
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A model on a device. `running` requests, over in `drain_s` if no more are given; there for `since_s`; its load is
-    over in `ready_s`; `kv_bytes` would go with it if it were paused."""
+    over in `ready_s`; `kv_bytes` would go with it if it were paused. One that is `lost` has answered nobody for long: it may
+    leave at once, however soon it is hoped to be there again."""
 
     model: str
     device: str
@@ -85,6 +86,7 @@ class Resident:
     since_s: float = NEVER
     ready_s: float = 0.0
     kv_bytes: float = 0.0
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from functools import partial
 from backends.moves import MoveError
 from gateway.endless import endless
 from gateway.lodgers import Lodgers
-from gateway.lodging import STARVE_MARGIN, Lodger, Waiter
+from gateway.lodging import DOWN_S, STARVE_MARGIN, Lodger, Waiter
 from gateway.lookout import Lookout
 from gateway.moving import Hands, Move, Moved
 from gateway.operator_errors import OperationError
@@ -106,6 +106,7 @@ class Swapper:
         if plane.config.swaps.mode == "auto":
             self._bring_back()
             self._put_right()
+            self._end_the_silent()
         waiters, now_s = self.waiters(), plane.now()
         if self._wants(waiters):
             found = plan(lodging.view(waiters, now_s), lodging.costs, lodging.settings())
@@ -136,7 +137,10 @@ class Swapper:
             replica = self._lodgers.home(lodger)
             if replica is not None:
                 lodger.running = replica.in_flight
-                lodger.usable = replica.state not in ("down", "draining")
+                usable = replica.state not in ("down", "draining")
+                if lodger.usable and not usable:
+                    lodger.down_s = self._plane.now()
+                lodger.usable = usable
                 lodger.kept = min(lodger.kept, replica.in_flight)  # clients may have left
                 if lodger.phase == "in" and replica.state == "starting":
                     lodger.since_s = self._plane.now()
@@ -174,6 +178,15 @@ class Swapper:
                 load_s = lodging.load_s(one)
                 come = Step(one.device, one.model, 1.0, (), "drain", 0.0, load_s, NEVER, load_s)
                 self._carry_out(come if self._wanted(one.model) else self._step_out(one), "a move of it stopped half way", True)
+
+    def _end_the_silent(self) -> None:
+        """A process of ours that answers nobody for long is ended, and comes anew when somebody waits for it."""
+        now_s = self._plane.now()
+        for one in self._plane.lodging.lodgers.values():
+            home = self._lodgers.home(one)
+            ours = home is not None and home.state == "down" and home.spec.swap.way == "process"
+            if ours and one.phase == "in" and now_s >= one.down_s + DOWN_S and one.device not in self._moving:
+                self._carry_out(self._step_out(one), "it answers nobody any more", by_hand=True, insist=True)
 
     # -- acting
 

@@ -88,7 +88,7 @@ class Planner:
     def _stay_of(self, resident: Resident) -> Stay:
         tenant = self._tenants[resident.model]
         service = tenant.service[self._devices[resident.device].host]
-        idle = not resident.running and not tenant.demand.waiting
+        idle = resident.lost or not (resident.running or tenant.demand.waiting)
         dwell_s = 0.0 if idle else max(self._settings.dwell_s - resident.since_s, 0.0)
         return Stay(
             resident.device,
@@ -98,7 +98,7 @@ class Planner:
             max(service.slots - resident.running, 0.0),
             resident.running,
             resident.drain_s,
-            max(dwell_s, resident.ready_s),
+            0.0 if resident.lost else max(dwell_s, resident.ready_s),
             resident.kv_bytes,
         )
 

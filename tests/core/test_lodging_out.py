@@ -39,6 +39,14 @@ def test_who_stopped_half_way_takes_its_room_until_it_is_put_away() -> None:
     assert woken_s > made.load_s(made.lodgers["e-b"]), "it is put away first"
 
 
+def test_who_does_not_answer_for_long_makes_room() -> None:
+    made = lodging(here("a", usable=False, down_s=10.0), away("b"))
+    for now_s, leaves in ((10.0 + DOWN_S / 2, False), (10.0 + DOWN_S, True)):
+        view = made.view([Waiter("b", now_s - 1.0, NEVER)], now_s)
+        steps = plan(view, made.costs, made.settings()).steps
+        assert any(step.cut_s < 1.0 and step.leaves == ("a",) for step in steps) == leaves
+
+
 def test_nobody_comes_to_a_replica_that_drains() -> None:
     made = lodging(here("a"), away("b", usable=False))
     view = made.view([Waiter("b", 0.0, NEVER)], 1.0)

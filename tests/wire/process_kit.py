@@ -10,12 +10,15 @@ from tests.tools.programs import free_port
 from tests.wire.kit import Rig, chat
 from tests.wire.swap_kit import config
 
-# Answers with its model's name, to who asks as the user `wait` not before there is a file `go`. Its first starts may fail.
+# Answers with its model's name, to who asks as the user `wait` not before there is a file `go`. Its first starts may fail; by
+# its environment it may heed no SIGTERM (STUBBORN) or never be ready (LOADING).
 SERVER = """
-import http.server, json, os, pathlib, sys, threading
+import http.server, json, os, pathlib, signal, sys, threading
 pause = threading.Event()
 port, model, folder = sys.argv[1:4]
 folder = pathlib.Path(folder)
+if "STUBBORN" in os.environ:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 starts = folder / f"{model}.starts"
 with starts.open("a") as file:
     file.write(f"{os.getpid()}\\n")
@@ -24,7 +27,7 @@ if len(starts.read_text().split()) <= int(os.environ.get("FAILS", "0")):
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def reply(self, body, kind="application/json"):
-        self.send_response(200)
+        self.send_response(503 if "LOADING" in os.environ else 200)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()

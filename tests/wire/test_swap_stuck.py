@@ -136,6 +136,19 @@ def test_nobody_is_brought_to_a_replica_that_drains() -> None:
     share(case)
 
 
+def test_an_engine_that_died_on_its_device_makes_room() -> None:
+    async def case(rig: Rig) -> None:
+        await sleep(rig, "e-b")
+        assert whole(await ask(rig, "a"), SHORT)
+        await rig.engines[0].close()
+        await when(lambda: states(rig)["e-a"] == "down")
+        assert whole(await ask(rig, "b"), SHORT)
+        assert history(rig) == [("b", ("a",), "done")]
+        assert states(rig)["e-a"] == "asleep"
+
+    share(case)
+
+
 # -- requests that stay in an engine which is paused for another model
 
 
