@@ -26,7 +26,7 @@ from tests.bench.live_mocks import MODEL
 from tests.bench.live_peers import FIRST_MOCK_PORT, GATEWAY_PORT
 from tests.bench.live_trace import Planned, planned, shrunk, synthetic_rows, window, work_tokens
 from tests.bench.peers import CLIENT_KEY, REPOSITORY, Place, Recipe, clean_environment
-from tests.bench.process import cpu, ends_within, first_answer_s, stop
+from tests.bench.process import ahead_of_others, cpu, ends_within, first_answer_s, stop
 
 START_LIMIT_S = 60.0
 SETTLE_S = 2.0
@@ -97,6 +97,7 @@ def started(argv: Sequence[str], **options: object) -> Iterator[subprocess.Popen
     process: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
         command, stdin=subprocess.DEVNULL, start_new_session=True, **options
     )
+    ahead_of_others(process.pid)
     try:
         yield process
     finally:

@@ -154,6 +154,13 @@ def first_in_line() -> bool:
     return True
 
 
+def ahead_of_others(pid: int) -> None:
+    """The same for the session of a process that is measured, as far as the system allows it. Its nice value alone counts
+    only within its session where the kernel groups processes by sessions (autogroup)."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text("-20")
+
+
 def answers(port: int, limit_s: float = 2.0) -> bool:
     """Whether a small chat request on a new connection is answered with 200."""
     try:

@@ -2,7 +2,7 @@
 
     python -m tests.bench.slo --home DIR                     loads 80, 100 and 120 %, three paired seeds
     python -m tests.bench.slo --home DIR --quick             one short seed at 120 %, after a short search for capacity
-    python -m tests.bench.slo --home DIR --only leeway-mh,smg-128 --loads 120 --seeds 1 --rate 60
+    python -m tests.bench.slo --home DIR --only leeway-mh,smg-256 --loads 120 --seeds 1 --rate 60
 
 `setup.sh DIR` prepares DIR. Four classes (slo_traffic.py) go to eight simulated replicas in real time (live_mocks.py).
 100 % is the highest rate at which Leeway without an order of its own (fcfs) keeps what is promised to 95 % of the
@@ -30,7 +30,8 @@ from tests.bench.slo_traffic import KINDS, classes_toml, schedule
 SLO_SHARE = 0.95
 GUESS_PER_S = 55.0
 QUICK_PRECISION = 1.15
-# smg orders by class only what waits for one of its places: so many are given, and none is refused for want of a line.
+# smg orders by class only what waits for one of its places, and none is refused for want of a line. How many places suit
+# it is tried: with 128 for all eight replicas it starves them.
 SMG = ("--priority-scheduler-enabled", "--priority-scheduler-default-max-class", "interactive", "--queue-size", "4000")
 OPEN = "--disable-worker-overload-protection"
 
@@ -50,17 +51,18 @@ PEERS: Mapping[str, Recipe] = {
     FCFS: by_order("fcfs"),
     "vllm-router-cache": router("v_vr", "cache_aware", "vllm_router.launch_router"),
     "vllm-router-po2": router("v_vr", "power_of_two", "vllm_router.launch_router"),
-    "smg-128": smg("cache_aware", 128),
     "smg-256": smg("cache_aware", 256),
-    "smg-po2-128": smg("power_of_two", 128),
+    "smg-512": smg("cache_aware", 512),
+    "smg-po2-256": smg("power_of_two", 256),
     # Not compared by default.
     "leeway-mh-told": by_order("mh", TOLD),
     "leeway-lrb": by_order("lrb"),
     "leeway-edf": by_order("edf"),
     "leeway-sjf": by_order("sjf"),
+    "smg-128": smg("cache_aware", 128),
 }
-COMPARED = (OURS, FCFS, "vllm-router-cache", "vllm-router-po2", "smg-128", "smg-256", "smg-po2-128")
-QUICK = (OURS, FCFS, "vllm-router-po2", "smg-128")
+COMPARED = (OURS, FCFS, "vllm-router-cache", "vllm-router-po2", "smg-256", "smg-512", "smg-po2-256")
+QUICK = (OURS, FCFS, "vllm-router-po2", "smg-256")
 
 
 class Bench(Rounds):
