@@ -28,7 +28,7 @@ from tests.bench.slo_figures import FCFS, OURS, attained, markdown, row, rows, s
 from tests.bench.slo_traffic import KINDS, classes_toml, schedule
 
 SLO_SHARE = 0.95
-GUESS_PER_S = 55.0
+GUESS_PER_S = 110.0
 QUICK_PRECISION = 1.15
 # smg orders by class only what waits for one of its places, and none is refused for want of a line. How many places suit
 # it is tried: with 128 for all eight replicas it starves them.
