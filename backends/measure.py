@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
+from backends.base import UNSAID, Sizes
+from backends.sglang_sizes import server_sizes
 from predictor.calibrate import Step
 from predictor.measuring import (
     REPEATS,
@@ -29,6 +31,7 @@ from predictor.measuring import (
 from predictor.profile import EngineLimits, StepProfile
 
 ASK_LIMIT_S = 120.0
+SEQS, STEP_TOKENS = 256, 2048
 ROUNDS_AGAIN = 3  # of asking what was disturbed
 CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 RUNNING = re.compile(r"^(?:vllm|sglang):num_(?:requests_running|running_reqs)\{.*\} ([0-9.e+]+)", re.MULTILINE)
@@ -42,10 +45,11 @@ class MeasureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the engine does not tell. 0 for `kv_blocks` and `block_size`: ask /metrics."""
+    """What the engine does not tell. 0: as it tells (KV size by /metrics, SGLang all of it by /server_info), else SEQS sequences
+    and STEP_TOKENS tokens in a step."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
     kv_blocks: int = 0
     block_size: int = 0
     budget_s: float = 60.0
@@ -126,16 +130,25 @@ class Meter:
             raise MeasureError("/v1/models lists no model") from error
 
     async def _limits(self, wanted: Wanted, max_model_len: int) -> tuple[EngineLimits, bool]:
-        text = (await self._get("/metrics")).decode(errors="replace")
+        said = await self._said()
+        text = (await self._get("/metrics", needed=not said.kv_blocks)).decode(errors="replace")
         running = RUNNING.search(text)
-        blocks, block_size = cache_size(text)
+        blocks, block_size = (said.kv_blocks, said.block_size) if said.kv_blocks else cache_size(text)
         blocks, block_size = wanted.kv_blocks or blocks, wanted.block_size or block_size
         if not blocks or not block_size:
-            raise MeasureError("/metrics does not tell the KV cache's size: give --kv-blocks and --block-size")
-        seqs = min(wanted.max_num_seqs, wanted.max_num_batched_tokens)
-        longest = min(max_model_len, blocks * block_size)
-        limits = EngineLimits(blocks, block_size, seqs, wanted.max_num_batched_tokens, longest)
+            raise MeasureError("the engine does not tell the KV cache's size: give --kv-blocks and --block-size")
+        tokens = wanted.max_num_batched_tokens or said.max_num_batched_tokens or STEP_TOKENS
+        seqs = min(wanted.max_num_seqs or said.max_num_seqs or SEQS, tokens)
+        limits = EngineLimits(blocks, block_size, seqs, tokens, min(max_model_len, blocks * block_size))
         return limits, running is not None and float(running[1]) > 0
+
+    async def _said(self) -> Sizes:
+        """What an SGLang server says of itself; nothing of other servers, which have another page there, or none."""
+        try:
+            info = orjson.loads(await self._get("/server_info", needed=False) or b"{}")
+        except orjson.JSONDecodeError:
+            return UNSAID
+        return server_sizes(info) if isinstance(info, dict) else UNSAID
 
     async def _prompt(self, ask: PromptAsk) -> Prompted:
         clock = asyncio.get_running_loop().time
@@ -174,10 +187,13 @@ class Meter:
             count = told if isinstance(told, int) else count + 1
             yield count
 
-    async def _get(self, path: str) -> bytes:
+    async def _get(self, path: str, needed: bool = True) -> bytes:
+        """The body there; empty where there is none and it is not needed. Raises MeasureError."""
         timeout = aiohttp.ClientTimeout(total=20.0)
         try:
             async with self._session.get(self._url + path, headers=self._headers, timeout=timeout) as response:
+                if response.status != 200 and not needed:
+                    return b""
                 if response.status != 200:
                     raise MeasureError(f"{path} answered {response.status}")
                 return await response.content.read(4 * 1024 * 1024)

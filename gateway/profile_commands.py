@@ -46,10 +46,10 @@ def calibrate(
     output: Annotated[str, typer.Option(help="The file to write.")] = "profile.toml",
     name: Annotated[str, typer.Option(help="The profile's name; MODEL/tpN/GPU is checked against the hardware.")] = "",
     api_key: Annotated[str, typer.Option(envvar="LEEWAY_ENGINE_KEY", help="The engine's API key.")] = "",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="As the engine was started with.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="As the engine was started with.")] = 2048,
-    kv_blocks: Annotated[int, typer.Option(min=0, help="0: from /metrics.")] = 0,
-    block_size: Annotated[int, typer.Option(min=0, help="0: from /metrics.")] = 0,
+    max_num_seqs: Annotated[int, typer.Option(min=0, help="As the engine was started with; 0: as it says, else 256.")] = 0,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=0, help="... likewise; 0: as it says, else 2048.")] = 0,
+    kv_blocks: Annotated[int, typer.Option(min=0, help="0: as it says.")] = 0,
+    block_size: Annotated[int, typer.Option(min=0, help="0: as it says.")] = 0,
     seconds: Annotated[float, typer.Option(min=1.0, help="About how long it may take.")] = 60.0,
 ) -> None:
     """Measure a live engine for about a minute and write a profile of it."""

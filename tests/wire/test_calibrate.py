@@ -1,12 +1,14 @@
 """`gateway calibrate` against the simulated engine: in virtual time the figures found are the engine's own."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import looptime
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from backends.measure import Measured, MeasureError, Meter, Wanted, cache_size, measure
@@ -63,6 +65,55 @@ def test_a_slow_engine_is_measured_as_far_as_the_time_allows() -> None:
 )
 def test_the_caches_size_is_read_from_metrics(text: str, size: tuple[int, int]) -> None:
     assert cache_size(text) == size
+
+
+INFO = {
+    "page_size": 16,
+    "chunked_prefill_size": 1024,
+    "max_total_num_tokens": 64_000,
+    "internal_states": [{"effective_max_running_requests_per_dp": 48}],
+}
+
+
+@pytest.mark.parametrize(
+    ("info", "metrics", "wanted", "limits"),
+    [
+        (INFO, "", Wanted(), EngineLimits(4000, 16, 48, 1024, 4096)),
+        (INFO, "", Wanted(8, 512, 100), EngineLimits(100, 16, 8, 512, 1600)),
+        (None, 'sglang:max_total_num_tokens{model="m"} 5000.0', Wanted(), EngineLimits(5000, 1, 256, 2048, 4096)),
+        (
+            {"vllm_config": {}},
+            'sglang:max_total_num_tokens{model="m"} 5000.0',
+            Wanted(),
+            EngineLimits(5000, 1, 256, 2048, 4096),
+        ),
+        (None, "", Wanted(), None),
+        ([1], "", Wanted(), None),
+    ],
+)
+def test_what_a_server_says_of_its_limits_is_used(
+    info: object, metrics: str, wanted: Wanted, limits: EngineLimits | None
+) -> None:
+    async def page(request: web.Request) -> web.Response:
+        text = json.dumps(info) if request.path == "/server_info" and info is not None else metrics
+        return web.Response(text=text, status=200 if text and (request.path != "/server_info" or info is not None) else 404)
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_get("/{page}", page)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with aiohttp.ClientSession() as session:
+            meter = Meter(session, f"http://127.0.0.1:{runner.addresses[0][1]}", "")
+            if limits is not None:
+                assert await meter._limits(wanted, 4096) == (limits, False)
+            else:
+                with pytest.raises(MeasureError, match=r"/metrics answered 404"):
+                    await meter._limits(wanted, 4096)
+        await runner.cleanup()
+
+    asyncio.run(run())
 
 
 async def _say_little(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
