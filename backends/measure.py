@@ -45,8 +45,8 @@ class MeasureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the engine does not tell. 0: as it tells (KV size by /metrics, SGLang all of it by /server_info), else SEQS sequences
-    and STEP_TOKENS tokens in a step."""
+    """What the engine does not tell. 0: as it tells (KV size by /metrics, SGLang all of it by /server_info), else SEQS
+    sequences and STEP_TOKENS tokens in a step."""
 
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
