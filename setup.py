@@ -30,6 +30,7 @@ MYPYC = [
     "gateway.hindsight",
     "gateway.intake",
     "gateway.jobs",
+    "gateway.lanes",
     "gateway.line",
     "gateway.metrics",
     "gateway.own_pages",

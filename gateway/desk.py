@@ -8,15 +8,16 @@ replica before anything else is decided; whoever waits leaves with the first eve
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import log, nan
+from math import nan
 from random import Random
 
 from gateway.config import ModelSpec
 from gateway.foresight import Foresight, OwnDispatches
 from gateway.hindsight import Hindsight
 from gateway.jobs import Action, Dispatch, Job, Probe, told
+from gateway.lanes import Lanes
 from gateway.line import Guard, Line
-from gateway.plan import SCORE_MAX_S, WALK, Lane, Ticket, UntrustedError, cheapest, openings, opens_s, order_key, walk, wrong
+from gateway.plan import WALK, Ticket, UntrustedError, cheapest, openings, opens_s, order_key, walk
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
@@ -52,10 +53,7 @@ class Desk:
         self._own = OwnDispatches() if own_dispatches else None
         self._reserves = reserves
         self._foresight = Foresight()
-        self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
-        self._views: Sequence[View] = ()
-        self._lanes: list[Lane] = []
-        self._blind = False  # some view has no mirror: nothing can be planned
+        self._lanes = Lanes(rule)
         self._tickets: dict[str, Ticket] = {}
         self.line = Line(rule)
         self.guard = Guard()
@@ -78,11 +76,11 @@ class Desk:
 
     def added(self, name: str, engine: EngineView) -> None:
         """A replica may be used from now on."""
-        self.sync([*self._views, engine.view(name)])
+        self.sync([*self._lanes.views, engine.view(name)])
 
     def removed(self, name: str) -> None:
         """It may not be used any more; jobs that are there end as they end."""
-        self.sync([view for view in self._views if view.name != name])
+        self.sync([view for view in self._lanes.views if view.name != name])
         self._foresight.forget(name)
         if self._own is not None:
             self._own.forget(name)
@@ -90,17 +88,7 @@ class Desk:
     def sync(self, views: Sequence[View]) -> None:
         """These are the replicas that may be used, kept by somebody else; nothing is done when they are the same
         object as before."""
-        if views is self._views:
-            return
-        self._views = views
-        known = {(lane.name, id(lane.view), id(lane.mirror)): lane for lane in self._lanes}
-        self._lanes = []
-        for view in views:
-            mirror = view.mirror
-            if mirror is not None:
-                lane = known.get((view.name, id(view), id(mirror)))
-                self._lanes.append(lane if lane is not None else Lane(view, mirror))
-        self._blind = len(self._lanes) < len(views)
+        self._lanes.sync(views)
 
     # -- jobs
 
@@ -110,7 +98,7 @@ class Desk:
         ticket = self._tickets[job.id] = Ticket(job, avoid)
         if self._late:
             if job.prefix:
-                ticket.best_hit = max((ticket.hit_tokens(lane.name, lane.mirror) for lane in self._lanes), default=0)
+                ticket.best_hit = self._lanes.best_hit(ticket)
             self._join(ticket, now_s)
             return self._go_on(now_s, ticket)
         action = self._try(ticket, now_s)
@@ -127,7 +115,7 @@ class Desk:
         if asked is None or ticket is None:
             return []
         drawn, asked_s = asked
-        views = [view for view in drawn if view in self._views and view.open(now_s) and view.usable(now_s)]
+        views = [view for view in drawn if view in self._lanes.views and view.open(now_s) and view.usable(now_s)]
         if views:
             sent = self._choose(ticket, views, replies, now_s, asked_s if self._reserves else -NEVER)
             return [told(sent, ticket.tier, ticket.second_s) if ticket.tier == 2 or ticket.second_s else sent]
@@ -186,7 +174,7 @@ class Desk:
         ticket = self._tickets.get(job_id)
         if ticket is None or ticket not in self.line:
             return []
-        if not (views := self._open_views(ticket, now_s)):
+        if not (views := self._lanes.open_views(ticket, now_s)):
             return []
         tier, second_s = self.line.remove(ticket, now_s, sent=True)
         sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
@@ -211,7 +199,7 @@ class Desk:
         if self._late:
             ticket.key = order_key(ticket, self.rule)
             self.line.resort()
-            self.hindsight.moved(self.line.tickets, before, ticket, self._lanes)
+            self.hindsight.moved(self.line.tickets, before, ticket, self._lanes.all)
         return self._go_on(now_s)
 
     # -- the line
@@ -221,11 +209,11 @@ class Desk:
         ticket.key = order_key(ticket, self.rule) if self._late else job.arrival_s
         if job.deadline_s < NEVER:
             line.knows_slo = True
-        line.join(ticket, now_s, self.guard.service_s(ticket, self._views) if line.knows_slo else (0.0, 0.0))
+        line.join(ticket, now_s, self.guard.service_s(ticket, self._lanes.views) if line.knows_slo else (0.0, 0.0))
 
     def decode_s(self, tokens: int) -> float:
         """Seconds that so many tokens take where they take least, as far as is known."""
-        return tokens * min([lane.mirror.step_s * lane.mirror.pace for lane in self._lanes], default=0.0)
+        return self._lanes.decode_s(tokens)
 
     def asks(self, job_id: str) -> bool:
         """Whether sidecars are being asked for that job."""
@@ -237,10 +225,10 @@ class Desk:
             return self._release(now_s)
         actions: list[Action] = []
         self.due_s = NEVER
-        cause = self._reset_lanes(now_s)
+        cause = self._lanes.reset(now_s)
         if not cause:
             try:
-                for ticket, lane, hit_tokens, ttft_s in walk(self._in_order(now_s), self._lanes, self.rule, now_s):
+                for ticket, lane, hit_tokens, ttft_s in walk(self._in_order(now_s), self._lanes.all, self.rule, now_s):
                     tier, second_s = self.line.remove(ticket, now_s, sent=True)
                     sent = self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
                     actions.append(told(sent, tier, second_s) if second_s or tier != 1 else sent)
@@ -250,7 +238,7 @@ class Desk:
             actions += self._fall_back(cause, now_s)
         if self.line:
             self._reorder()
-            self.due_s = opens_s(self._lanes, self.rule, now_s)
+            self.due_s = opens_s(self._lanes.all, self.rule, now_s)
         if fresh is not None and fresh.view is None:
             self.held_total += 1
         return actions
@@ -259,25 +247,10 @@ class Desk:
         line = self.line
         if line.plain:
             return line.tickets
-        if self._late and not any(lane.opened for lane in self._lanes):
+        if self._late and not any(lane.opened for lane in self._lanes.all):
             return ()  # nobody can go: no order is needed
-        heads = [lane.head_s for lane in self._lanes if lane.usable]
-        return line.in_order(now_s, min(heads, default=0.0), len(heads) or len(self._views))
-
-    def _reset_lanes(self, now_s: float) -> str:
-        """Bring the lanes up to date. Gives why they cannot be planned with, or ""."""
-        if self._blind:
-            return "missing"
-        cause = ""
-        paces = sorted([lane.mirror.pace for lane in self._lanes])
-        common_pace = paces[len(paces) // 2] if paces else 1.0
-        for lane in self._lanes:
-            lane.reset(self.rule, now_s, common_pace)
-            if not lane.mirror.error <= self._error_log:
-                cause = "error"
-            elif not lane.head_s <= SCORE_MAX_S:
-                cause = wrong(lane.head_s)
-        return cause
+        heads = [lane.head_s for lane in self._lanes.all if lane.usable]
+        return line.in_order(now_s, min(heads, default=0.0), len(heads) or len(self._lanes.views))
 
     def _reorder(self) -> None:
         """Hits change while jobs wait, and their places with them."""
@@ -293,8 +266,9 @@ class Desk:
     def _fall_back(self, cause: str, now_s: float) -> list[Action]:
         """Who may go without a prediction: whoever can, but for one that is only far off (see `openings`)."""
         actions: list[Action] = []
-        everybody = ((ticket, views) for ticket in list(self.line.tickets) if (views := self._open_views(ticket, now_s)))
-        for ticket, views in openings(self._in_order(now_s), self._lanes, self.rule, now_s) if cause == "error" else everybody:
+        lanes = self._lanes
+        everybody = ((ticket, views) for ticket in list(self.line.tickets) if (views := lanes.open_views(ticket, now_s)))
+        for ticket, views in openings(self._in_order(now_s), lanes.all, self.rule, now_s) if cause == "error" else everybody:
             tier, second_s = self.line.remove(ticket, now_s, sent=True)
             actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
         return actions
@@ -311,13 +285,9 @@ class Desk:
 
     # -- one job
 
-    def _open_views(self, ticket: Ticket, now_s: float) -> list[View]:
-        avoid = ticket.avoid
-        return [v for v in self._views if v.open(now_s) and v.usable(now_s) and not (avoid and v.name in avoid)]
-
     def _try(self, ticket: Ticket, now_s: float) -> Action | None:
         """Dispatch or probe now; None when nobody is open."""
-        if not (views := self._open_views(ticket, now_s)):
+        if not (views := self._lanes.open_views(ticket, now_s)):
             return None
         if self._plans:
             return self._early(ticket, views, now_s)
@@ -336,10 +306,10 @@ class Desk:
 
     def _early(self, ticket: Ticket, views: list[View], now_s: float) -> Action:
         """The plan's price, at once."""
-        cause = self._reset_lanes(now_s)
+        cause = self._lanes.reset(now_s)
         if not cause:
             try:
-                lanes = [lane for lane in self._lanes if lane.view in views]
+                lanes = [lane for lane in self._lanes.all if lane.view in views]
                 lane, hit_tokens = cheapest(ticket, lanes, self.rule.margin, now_s)
             except UntrustedError as error:
                 cause = str(error)

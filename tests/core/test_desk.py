@@ -68,7 +68,7 @@ def test_a_dialogue() -> None:
     assert made.first_token("1", 0.13) == []
     assert made.finished("1", 50, 0.9) == []
     assert made.lost("2", 0.9) == []
-    assert [view.in_flight for view in made._views] == [1, 0]
+    assert [view.in_flight for view in made._lanes.views] == [1, 0]
 
 
 def test_a_first_token_or_an_end_or_a_loss_lets_the_next_one_go() -> None:
@@ -102,7 +102,7 @@ def test_early_binding_holds_nobody_back() -> None:
     made = desk(binding="early")
     assert len([made.arrived(job(str(n)), 0.0) for n in range(30)]) == 30
     assert made.waiting == 0
-    assert sorted(view.in_flight for view in made._views) == [10, 10, 10]
+    assert sorted(view.in_flight for view in made._lanes.views) == [10, 10, 10]
 
 
 def test_early_and_late_price_alike() -> None:
@@ -162,13 +162,13 @@ def test_others_views_may_be_shared() -> None:
     made = desk(names=())
     views = (EngineView(PROFILE, LIMITS).view("a"), EngineView(PROFILE, LIMITS).view("b"))
     made.sync(views)
-    lanes = made._lanes
+    lanes = made._lanes.all
     made.sync(views)
-    assert made._lanes is lanes
+    assert made._lanes.all is lanes
     assert sent(made.arrived(job("1"), 0.0)) == [("1", "a")]
     assert views[0].in_flight == 1
     made.sync(views[:1])
-    assert made._lanes[0] is lanes[0]
+    assert made._lanes.all[0] is lanes[0]
 
 
 # -- what cannot be predicted
@@ -176,7 +176,7 @@ def test_others_views_may_be_shared() -> None:
 
 def test_a_wrong_profile_s_score_goes_down_the_ladder_and_waits_for_nobody() -> None:
     made = desk(names=("a", "b"))
-    for lane in made._lanes:
+    for lane in made._lanes.all:
         lane.mirror.pace = math.nan
     got = [sent(made.arrived(job(str(n)), 0.0))[0][1] for n in range(6)]
     assert (sorted(got), made.waiting) == (["a"] * 3 + ["b"] * 3, 0)
@@ -187,7 +187,7 @@ def test_a_wrong_profile_s_score_goes_down_the_ladder_and_waits_for_nobody() -> 
 @pytest.mark.parametrize("binding", ["late", "early"])
 def test_an_error_above_its_limit_is_not_planned_with(binding: str) -> None:
     made = desk(binding=binding, error_limit=4.0)
-    made._lanes[1].mirror.error = math.log(4.1)
+    made._lanes.all[1].mirror.error = math.log(4.1)
     (action,) = made.arrived(job("1"), 0.0)
     assert isinstance(action, Dispatch)
     assert action.reason == "fallback: error"
@@ -198,7 +198,7 @@ def test_who_is_off_too_far_holds_back_all_the_same() -> None:
     """A burst of prompts while first tokens come much later than foretold: one for each engine, the rest in their order as
     those answer. All at once they would queue in the engines, where first tokens would come later still."""
     made = desk(names=("a", "b"), error_limit=4.0, age_rate=0.0)
-    for lane in made._lanes:
+    for lane in made._lanes.all:
         lane.mirror.error = math.log(9.0)
     prompts = {"1": 4000, "2": 4000, "long": 3000, "short": 500, "middle": 1500}
     first = [sent(made.arrived(job(name, prompt), 0.0)) for name, prompt in prompts.items()]
@@ -214,7 +214,7 @@ def test_who_is_off_too_far_holds_back_all_the_same() -> None:
 
 def test_a_line_held_by_what_is_off_too_far_looks_again_by_itself() -> None:
     made = desk(names=("a",), error_limit=4.0)
-    made._lanes[0].mirror.error = math.log(9.0)
+    made._lanes.all[0].mirror.error = math.log(9.0)
     assert len(sent(made.arrived(job("1"), 0.0))) == 1
     assert made.arrived(job("2"), 0.0) == []
     assert 0.0 < made.due_s < math.inf
@@ -223,9 +223,9 @@ def test_a_line_held_by_what_is_off_too_far_looks_again_by_itself() -> None:
 
 def test_a_view_without_a_mirror_cannot_be_planned_with() -> None:
     made = desk()
-    made.sync([*made._views[:2], EngineView(PROFILE, LIMITS).view("d")])
-    made._views[1].mirror = None
-    made.sync(list(made._views))
+    made.sync([*made._lanes.views[:2], EngineView(PROFILE, LIMITS).view("d")])
+    made._lanes.views[1].mirror = None
+    made.sync(list(made._lanes.views))
     (action,) = made.arrived(job("1"), 0.0)
     assert isinstance(action, Dispatch)
     assert (action.reason, made.ladder.counts) == ("fallback: missing", {"missing": 1})
@@ -324,7 +324,7 @@ def test_a_length_that_comes_while_it_is_probed_is_what_it_goes_with() -> None:
     (action,) = made.probed("1", {name: reply(1.0) for name in NAMES}, 0.02)
     assert isinstance(action, Dispatch)
     assert action.job.lengths == longer
-    (seat,) = next(view.mirror.seats for view in made._views if view.name == action.name and view.mirror is not None)
+    (seat,) = next(view.mirror.seats for view in made._lanes.views if view.name == action.name and view.mirror is not None)
     assert seat.expected == 400
 
 
@@ -352,7 +352,7 @@ def test_candidates_that_closed_meanwhile_are_replaced() -> None:
 def test_without_sidecars_predictions_are_made_here() -> None:
     made = desk("po2", ("a", "b"))
     made.arrived(job("1", 5000), 0.0)
-    first = made._views[0].in_flight
+    first = made._lanes.views[0].in_flight
     (action,) = made.arrived(job("2"), 0.001)
     assert isinstance(action, Dispatch)
     assert (action.name, action.reason) == ("b" if first else "a", "po2")

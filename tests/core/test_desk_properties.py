@@ -80,7 +80,7 @@ class Rig:
                 self.asked.pop(action.job.id, None)
                 self.where[action.job.id] = action.name
         assert self.desk.waiting == len(self.waiting)
-        for view in self.desk._views:
+        for view in self.desk._lanes.views:
             there = [name for name in self.where.values() if name == view.name]
             assert view.mirror is not None
             assert len(view.mirror) == view.in_flight <= 3

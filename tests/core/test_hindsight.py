@@ -44,7 +44,7 @@ def test_a_short_one_passes_those_before_it() -> None:
     assert desk.revise("c", told(50), 0.1) == []
     assert (desk.hindsight.compared, desk.hindsight.changed) == (1, 1)
     # it saves 2 x 250 tokens of waiting and costs the two 50 each
-    mirror = desk._lanes[0].mirror
+    mirror = desk._lanes.all[0].mirror
     assert desk.hindsight.gain_s == pytest.approx(400 * mirror.step_s, rel=0.01)
     assert sent(desk)[0] == "c"
 

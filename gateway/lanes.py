@@ -1,0 +1,67 @@
+"""The replicas of a desk as its plan sees them: a lane for each, kept in step with who may be used. Pure.
+
+It tells why nothing can be planned: a replica without a mirror, predictions that are too far off, a price that is no number
+to compare by. What is done then is the desk's affair.
+"""
+
+from collections.abc import Sequence
+from math import log
+
+from gateway.config import ModelSpec
+from gateway.plan import SCORE_MAX_S, Lane, Ticket, wrong
+from gateway.views import View
+
+NEVER = float("inf")
+
+
+class Lanes:
+    """See the module's words. `views` are all replicas; `all` are the lanes of those that have a mirror."""
+
+    def __init__(self, rule: ModelSpec) -> None:
+        self.views: Sequence[View] = ()
+        self.all: list[Lane] = []
+        self._rule = rule
+        self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
+        self._blind = False  # some view has no mirror: nothing can be planned
+
+    def sync(self, views: Sequence[View]) -> None:
+        """These are the replicas that may be used; nothing is done when they are the same object as before."""
+        if views is self.views:
+            return
+        self.views = views
+        known = {(lane.name, id(lane.view), id(lane.mirror)): lane for lane in self.all}
+        self.all = []
+        for view in views:
+            mirror = view.mirror
+            if mirror is not None:
+                lane = known.get((view.name, id(view), id(mirror)))
+                self.all.append(lane if lane is not None else Lane(view, mirror))
+        self._blind = len(self.all) < len(views)
+
+    def reset(self, now_s: float) -> str:
+        """Look again at each, with nothing planned. Gives why they cannot be planned with, or ""."""
+        if self._blind:
+            return "missing"
+        cause = ""
+        paces = sorted([lane.mirror.pace for lane in self.all])
+        common_pace = paces[len(paces) // 2] if paces else 1.0
+        for lane in self.all:
+            lane.reset(self._rule, now_s, common_pace)
+            if not lane.mirror.error <= self._error_log:
+                cause = "error"
+            elif not lane.head_s <= SCORE_MAX_S:
+                cause = wrong(lane.head_s)
+        return cause
+
+    def open_views(self, ticket: Ticket, now_s: float) -> list[View]:
+        """Where that job could go now, planned or not."""
+        avoid = ticket.avoid
+        return [v for v in self.views if v.open(now_s) and v.usable(now_s) and not (avoid and v.name in avoid)]
+
+    def best_hit(self, ticket: Ticket) -> int:
+        """Tokens of its prompt that the best replica for it would reuse."""
+        return max((ticket.hit_tokens(lane.name, lane.mirror) for lane in self.all), default=0)
+
+    def decode_s(self, tokens: int) -> float:
+        """Seconds that so many tokens take where they take least, as far as is known."""
+        return tokens * min([lane.mirror.step_s * lane.mirror.pace for lane in self.all], default=0.0)
