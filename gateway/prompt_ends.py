@@ -59,11 +59,6 @@ def view_of_ends(ends: Ends, max_tokens: int) -> PromptView:
     return _view_of_pieces(ends, max_tokens)
 
 
-def text_of(view: PromptView) -> str:
-    """The end of the user's last text, as much of it as one end holds."""
-    return (view.head + view.tail)[-END_BYTES:]
-
-
 def _parsed(body: bytes) -> Mapping[str, object] | None:
     try:
         parsed = orjson.loads(body)
