@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompt_ends import END_BYTES, ends_of, text_of, view_of_ends
+from gateway.prompt_ends import END_BYTES, ends_of, view_of_ends
 from predictor.features import FEATURES, cues
 from predictor.prompts import PromptView
 
@@ -21,6 +21,11 @@ def body(*turns: tuple[str, str], **fields: Any) -> bytes:
 
 def seen(data: bytes, parts: tuple[str, ...] = ()) -> PromptView:
     return view_of_ends(ends_of(data, parts), -1)
+
+
+def text_of(view: PromptView) -> str:
+    """What is kept of the user's last text, end to end."""
+    return view.head + view.tail
 
 
 @pytest.mark.parametrize("system", ["short", LARGE])
