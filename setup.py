@@ -86,6 +86,7 @@ MYPYC = [
     "predictor.step_budget",
     "predictor.share",
     "predictor.stepclock",
+    "predictor.trees",
     "predictor.waiting",
 ]
 

@@ -1,6 +1,6 @@
-"""Words and pairs of neighbouring words of a prompt, as numbers: what trees of a log with text weigh beside the features. Pure.
+"""Words, pairs of words and pieces of words of a prompt, as numbers: what trees weigh that know text. Pure.
 
-Both ends of the user's last text, how the prompt opens, and how the last reply ended; each is marked by where it stood.
+Of both ends of the user's last text, of how the prompt opens, and of how the last reply ended; each marked by where it stood.
 What is looked at has a bound, so a prompt of 100 KB costs as much as one of 2 KB. A number is shared by several words and
 is kept nowhere; where no trees ask for it, none of this is run.
 """
@@ -12,21 +12,31 @@ from zlib import crc32
 from predictor.features import words_of
 from predictor.prompts import PromptView
 
-TEXT_BUCKETS = 1 << 17
-SAID_BUCKETS = 1 << 15
-GRAM_BUCKETS = TEXT_BUCKETS + SAID_BUCKETS
+TEXT_BUCKETS = 1 << 16
+GAP_BUCKETS = 1 << 15
+PIECE_BUCKETS = 1 << 15
+SAID_BUCKETS = 1 << 14
+GRAM_BUCKETS = TEXT_BUCKETS + GAP_BUCKETS + PIECE_BUCKETS + SAID_BUCKETS
 HEAD_CHARS = 512
 TAIL_CHARS = 512
 HEAD_WORDS = 96
 TAIL_WORDS = 160
+PIECE_CHARS = 4
+PIECED_CHARS = 16  # of a word
 _PAIR = 0x9E3779B9  # sets a pair of words apart from one word that is spelt like both together
+_GAP = 0x7F4A7C15  # ... and one with a word between
+_GAPS = TEXT_BUCKETS  # where the numbers of each part begin
+_PIECES = _GAPS + GAP_BUCKETS
+_SAID = _PIECES + PIECE_BUCKETS
 
 
 class Grams(NamedTuple):
-    """Numbers below GRAM_BUCKETS, each once; those of the two parts never meet."""
+    """Numbers below GRAM_BUCKETS, each once; those of two parts never meet."""
 
-    text: tuple[int, ...]
-    said: tuple[int, ...]  # how the prompt opens, and how the last reply ended
+    text: tuple[int, ...] = ()  # words, and pairs of neighbours
+    gaps: tuple[int, ...] = ()  # pairs with a word between
+    pieces: tuple[int, ...] = ()  # of words
+    said: tuple[int, ...] = ()  # how the prompt opens, and how the last reply ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +59,38 @@ def spoken_of(view: PromptView) -> Spoken:
 
 def grams_of(spoken: Spoken) -> Grams:
     """What is weighed of the texts."""
-    text = {number % TEXT_BUCKETS for number in _hashes(f"{spoken.head}\n{spoken.tail}", 0)}
+    words = _words(f"{spoken.head}\n{spoken.tail}")
+    ones = [crc32(word) for word in words]
+    pairs = [crc32(word, before ^ _PAIR) for word, before in zip(words[1:], ones, strict=False)]
+    gaps = [crc32(word, before ^ _GAP) for word, before in zip(words[2:], ones, strict=False)]
     said = _hashes(spoken.opening, 1) + _hashes(spoken.reply, 2)
-    return Grams(tuple(text), tuple({TEXT_BUCKETS + number % SAID_BUCKETS for number in said}))
+    return Grams(
+        tuple({number % TEXT_BUCKETS for number in ones + pairs}),
+        tuple({_GAPS + number % GAP_BUCKETS for number in gaps}),
+        tuple({_PIECES + crc32(piece) % PIECE_BUCKETS for piece in _pieces(words)}),
+        tuple({_SAID + number % SAID_BUCKETS for number in said}),
+    )
+
+
+def _words(text: str) -> list[bytes]:
+    words = words_of(text)
+    return words if len(words) <= HEAD_WORDS + TAIL_WORDS else words[:HEAD_WORDS] + words[-TAIL_WORDS:]
 
 
 def _hashes(text: str, salt: int) -> list[int]:
-    words = words_of(text)
-    if len(words) > HEAD_WORDS + TAIL_WORDS:
-        words = words[:HEAD_WORDS] + words[-TAIL_WORDS:]
+    words = _words(text)
     ones = [crc32(word, salt) for word in words]
     return ones + [crc32(word, before ^ _PAIR) for word, before in zip(words[1:], ones, strict=False)]
+
+
+def _pieces(words: list[bytes]) -> set[bytes]:
+    """Of words that are longer than one."""
+    found: set[bytes] = set()
+    for word in set(words):
+        if len(word) > PIECE_CHARS:
+            marked = b" " + word[:PIECED_CHARS] + b" "
+            found.update([marked[at : at + PIECE_CHARS] for at in range(len(marked) - PIECE_CHARS + 1)])
+    return found
 
 
 def _clean(text: str) -> str:

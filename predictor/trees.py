@@ -2,7 +2,7 @@
 
 A prompt costs 0.1 ms in plain Python, less than handing it to a runtime would. What is made by `gateway tagger
 train-trees` says which features it was trained on; a file for other ones is refused. Trees may look at one more number
-for the prompt's words, or at two for its grams (`predictor.grams`): sums of weights that were learnt before the trees.
+for the prompt's words, or at one for each part of its grams (`predictor.grams`): sums of weights learnt before the trees.
 """
 
 import math
@@ -19,7 +19,7 @@ NODES_MAX = 200_000
 WORD_WEIGHTS = "word_weights"
 GRAM_WEIGHTS = "gram_weights"
 GRAM_SCALES = "gram_scales"
-NO_GRAMS = Grams((), ())
+NO_GRAMS = Grams()
 GRAM_SCALE_MIN = 1e-9  # of a prompt without any gram that was seen in training
 LINEAR = "linear"
 SHIFT = "shift"
@@ -62,7 +62,7 @@ class Trees:
         if self.words:
             numbers = (*numbers, self._spoken(cues.words))
         if self.grams:
-            numbers = (*numbers, self._weighed(grams.text), self._weighed(grams.said))
+            numbers = (*numbers, *map(self._weighed, grams))
         sums = [0.0, 0.0, 0.0]
         feature, limit, low, high = self.feature, self.limit, self.low, self.high
         for node in self.roots:
@@ -121,7 +121,7 @@ def _built(file: TreeFile) -> Trees:
 
 def _table(file: TreeFile, name: str, size: int) -> "array[float]":
     """A finite number for each bucket, or none at all."""
-    found = array("d", file.tensors.get(name, ()))
+    found = array("f", file.tensors.get(name, ()))
     if found and (len(found) != size or not all(map(math.isfinite, found))):
         raise ValueError(f"{name}: {len(found)} numbers for {size} buckets")
     return found

@@ -33,9 +33,9 @@ class TreeOptions:
     """How to train. `trees`: of each quantile. `words`: whether the words count (own traffic: yes). `middle`: the loss of the
     trees in the middle; Huber's ranks answers better than the median's."""
 
-    trees: tuple[int, int, int] = (60, 160, 60)
+    trees: tuple[int, int, int] = (50, 200, 50)
     leaves: int = 15
-    rate: float = 0.05
+    rate: float = 0.04
     rows_per_leaf: int = 20
     words: bool = True
     middle: str = "huber"
@@ -47,7 +47,7 @@ class TreeOptions:
 
 # For traffic that has not been seen: what carries over.
 ELSEWHERE = TreeOptions(
-    (50, 120, 50), leaves=12, rows_per_leaf=60, words=False, middle="quantile", reply_slope=0.6, level_share=0.8
+    (50, 120, 50), leaves=12, rate=0.05, rows_per_leaf=60, words=False, middle="quantile", reply_slope=0.6, level_share=0.8
 )
 
 
@@ -109,7 +109,7 @@ def _fitted(numbers: Floats, target: Floats, weights: Floats, quantile: float, o
         "objective": options.middle if quantile == 0.5 else "quantile",
         "alpha": quantile,
         "num_leaves": options.leaves if quantile == 0.5 else max(4, options.leaves // 2),
-        "learning_rate": options.rate if quantile == 0.5 else 2 * options.rate,
+        "learning_rate": options.rate if quantile == 0.5 else 0.1,
         "min_data_in_leaf": options.rows_per_leaf if quantile == 0.5 else 2 * options.rows_per_leaf,
         "feature_fraction": 0.5,
         "bagging_fraction": 0.8,

@@ -14,6 +14,7 @@ import numpy as np
 from tests.bench import lengths_live as live
 from tests.bench import lengths_models as models
 from tests.bench import lengths_noise as noise
+from tests.bench import lengths_pooled as many
 from tests.bench.lengths_data import HELD_OUT, Table, folds, load
 from tests.bench.lengths_embed import NoWeightsError, embedded
 from tests.bench.lengths_scores import Scores, gain, scores, table
@@ -44,8 +45,9 @@ def main() -> None:
     parser.add_argument("--no-minilm", action="store_true", help="leave the MiniLM baselines out (embedding takes minutes)")
     parser.add_argument("--quick", action="store_true", help="only the tagger's own rows: cold, after 30, and streams")
     parser.add_argument("--encoder", action="store_true", help="the tagger's own rows with the shipped encoder, too")
+    parser.add_argument("--baselines", default="", help="in trained rows only the baselines whose name holds this")
     parser.add_argument("--parts", type=int, default=FOLDS, help=f"how many of the {FOLDS} parts of a trained row are asked")
-    parser.add_argument("--only", help="only this trained row: llama8b, qwen72b, sharegpt_own, a source")
+    parser.add_argument("--only", help="only this: llama8b, qwen72b, sharegpt_own, a source, pooled, noise")
     args = parser.parse_args()
     folder = Path(os.environ.get("LEEWAY_DATA", "data"))
     if not (folder / "lengths" / "responses.parquet").exists():
@@ -58,10 +60,12 @@ def main() -> None:
         for key, (name, chosen) in _settings(rows).items():
             if args.only in (None, key):
                 with_embedding = embeddings if key in AIMED else {}
-                _trained(key, name, models.part_of(rows.rows(chosen), with_embedding), figures, args.parts)
-    if args.only is None:
-        if not args.quick:
+                _trained(key, name, models.part_of(rows.rows(chosen), with_embedding), figures, args.parts, args.baselines)
+        if args.only in (None, "pooled"):
+            _pooled(rows, None if args.no_minilm else args.home, embeddings, figures)
+        if args.only in (None, "noise"):
             _noise(rows, folder)
+    if args.only is None:
         _live(rows, figures, encoder=args.encoder)
     _aims(figures)
     print(json.dumps({"eval": "length", **{key: value and round(value, 4) for key, value in figures.items()}}))
@@ -95,12 +99,13 @@ def _embeddings(rows: Table, home: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: int) -> None:
-    """Throw-away models, each row foretold by one that saw no row of its group."""
+def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: int, named: str = "") -> None:
+    """Throw-away models, each row foretold by one that saw no row of its group. `named`: in the names of wanted baselines."""
     chats = bool(part.numbers[:, models.FEATURES.index("replies")].any())
     baselines = {**models.BASELINES, **(models.WITH_HISTORY if chats else {})}
     if part.embedded is not None:
         baselines |= {**models.WITH_EMBEDDING, **(models.WITH_BOTH if chats else {})}
+    baselines = {label: predictor for label, predictor in baselines.items() if named in label}
     fold = folds(part.groups, FOLDS, 0)
     told = {label: np.zeros(len(part.truth)) for label in (*baselines, *models.OURS)}
     for number in range(parts):
@@ -133,6 +138,27 @@ def _compare(
         low, middle, high = gain(part.truth, told[label], told[best], part.groups)
         figures[f"{prefix}_tau_gain_low"] = low
         print(f"{label} - {best}: tau {middle:+.4f}, 90 % interval {low:+.4f} .. {high:+.4f}")
+
+
+def _pooled(rows: Table, home: Path | None, embeddings: dict[str, np.ndarray], figures: Figures) -> None:
+    """Many models' answers in one table. Without `home`: no embeddings."""
+    chosen = many.chosen(rows)
+    vectors = dict(embeddings) if home is not None else {}
+    for source, prompts in chosen.items() if home is not None and vectors else ():
+        missing = any(prompt.pid not in vectors for prompt in prompts)
+        if missing:
+            print(f"embedding {len(prompts)} prompts of {source} (kept in {home})", file=sys.stderr)
+            vectors.update(zip([one.pid for one in prompts], embedded([one.text for one in prompts], home), strict=True))
+    part = many.answers(rows, chosen)
+    found = many.pooled(part, vectors)
+    print(
+        table(f"many models pooled, unseen prompts of seen sources ({len(part)} answers, one of five parts asked)", found.known)
+    )
+    print(table(f"... sources held out, after {many.CALIBRATION} answers of each", found.held_out))
+    ours, (low, middle, high) = found.known[many.OURS], found.gain
+    print(f"{many.OURS} - {found.best}: tau {middle:+.4f}, 90 % interval {low:+.4f} .. {high:+.4f}")
+    figures |= {"pooled_tau": ours.tau, "pooled_tau_within": ours.tau_within, "pooled_logmae": ours.log_mae}
+    figures["pooled_tau_gain_low"] = low
 
 
 def _noise(rows: Table, folder: Path) -> None:

@@ -13,7 +13,6 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestNeighbors
 
-from gateway.tagger.tree_columns import word_table
 from gateway.tagger.tree_rows import TreeRow
 from gateway.tagger.trees import TreeOptions, train
 from predictor.features import FEATURES
@@ -31,7 +30,6 @@ class Part:
 
     table: Table
     numbers: np.ndarray
-    words: sparse.csr_matrix
     texts: np.ndarray
     groups: np.ndarray
     sources: np.ndarray
@@ -41,7 +39,7 @@ class Part:
     def rows(self, chosen: np.ndarray) -> "Part":
         """Some of them."""
         embedded = None if self.embedded is None else self.embedded[chosen]
-        parts = (self.numbers, self.words, self.texts, self.groups, self.sources, self.truth)
+        parts = (self.numbers, self.texts, self.groups, self.sources, self.truth)
         return Part(self.table.rows(chosen), *(part[chosen] for part in parts), embedded)
 
 
@@ -52,7 +50,6 @@ def part_of(table: Table, embeddings: dict[str, np.ndarray]) -> Part:
     return Part(
         table,
         np.array([prompt.cues.numbers for prompt in prompts]),
-        word_table([prompt.cues for prompt in prompts]),
         np.array([prompt.text for prompt in prompts], dtype=object),
         np.array([prompt.group for prompt in prompts]),
         np.array([prompt.source for prompt in prompts]),
@@ -174,7 +171,7 @@ def quantiles_of_gateway(part: Part, asked: Part, *, text: bool, seed: int = 0) 
     """All three quantiles, by trees from the file that was written."""
     table = part.table
     rows = [
-        TreeRow(prompt.cues, int(tokens), group=prompt.group, grams=_grams(prompt) if text else None)
+        TreeRow(prompt.cues, max(1, round(tokens)), group=prompt.group, grams=_grams(prompt) if text else None)
         for prompt, tokens in zip([table.prompts[number] for number in table.prompt], table.tokens, strict=True)
     ]
     trees = Trees.from_onnx(train(rows, TreeOptions(seed=seed)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.grams import GRAM_BUCKETS, HEAD_WORDS, TAIL_WORDS, TEXT_BUCKETS, Grams, grams_of, spoken_of
+from predictor.grams import GRAM_BUCKETS, HEAD_WORDS, SAID_BUCKETS, TAIL_WORDS, TEXT_BUCKETS, Grams, grams_of, spoken_of
 from predictor.prompts import view_of
 
 MOST = 2 * (HEAD_WORDS + TAIL_WORDS)
@@ -21,7 +21,9 @@ def test_any_text_gives_few_numbers_within_bounds(text: str, times: int) -> None
     assert len(found.text) == len(set(found.text)) <= MOST
     assert len(found.said) == len(set(found.said)) <= 4 * 128
     assert all(0 <= number < TEXT_BUCKETS for number in found.text)
-    assert all(TEXT_BUCKETS <= number < GRAM_BUCKETS for number in found.said)
+    assert all(GRAM_BUCKETS - SAID_BUCKETS <= number < GRAM_BUCKETS for number in found.said)
+    everything = [number for part in found for number in part]
+    assert len(everything) == len(set(everything)) < 20 * MOST
 
 
 def test_order_of_words_counts_and_case_does_not() -> None:
@@ -34,6 +36,16 @@ def test_a_pair_is_no_word_that_is_spelt_like_both() -> None:
     assert len(pair) == 3
     assert len(word) == 1
     assert not pair & word
+
+
+def test_words_that_look_alike_share_pieces_and_short_ones_have_none() -> None:
+    assert set(grams("translate").pieces) & set(grams("translation").pieces)
+    assert not grams("a bird flew").pieces
+
+
+def test_pairs_with_a_word_between_are_told_from_neighbours() -> None:
+    assert grams("one two").gaps == ()
+    assert len(grams("one two three").gaps) == 1
 
 
 def test_the_reply_before_is_told_from_the_user() -> None:

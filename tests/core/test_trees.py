@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.tagger.tree_rows import TreeRow, of_log, with_text
 from gateway.tagger.tree_writer import Ensemble, onnx_of
 from predictor.features import BUCKETS, FEATURES, Cues, cues
-from predictor.grams import GRAM_BUCKETS, TEXT_BUCKETS, Grams, Spoken, grams_of, spoken_of
+from predictor.grams import GRAM_BUCKETS, Grams, Spoken, grams_of, spoken_of
 from predictor.prompts import view_of
 from predictor.treefile import TreeFileError, read
 from predictor.trees import Trees
@@ -34,7 +34,7 @@ def grown(rng: random.Random, depth: int, width: int) -> dict[str, Any]:
 
 def made(*, words: bool = False, grams: bool = False) -> bytes:
     rng = random.Random(4)
-    width = len(FEATURES) + words + 2 * grams
+    width = len(FEATURES) + words + len(Grams._fields) * grams
     ensembles = [Ensemble([{"tree_structure": grown(rng, 5, width)} for _ in range(12)]) for _ in range(3)]
     linear = np.zeros(len(FEATURES))
     linear[3], linear[-1] = 0.5, -0.25
@@ -56,12 +56,11 @@ def test_figures_are_those_of_the_runtime(words: bool, grams: bool) -> None:
         feed: dict[str, Any] = {"numbers": np.array([numbers], np.float32)}
         if words:
             feed["words"] = np.array(spoken, np.int64)
-        text = tuple(rng.sample(range(TEXT_BUCKETS), rng.randint(1, 200)))
-        said = tuple(rng.sample(range(TEXT_BUCKETS, GRAM_BUCKETS), rng.randint(1, 20)))
+        parts = Grams(*[tuple(rng.sample(range(GRAM_BUCKETS), rng.randint(0, 200))) for _ in Grams._fields])
         if grams:
-            feed |= {"text": np.array(text, np.int64), "said": np.array(said, np.int64)}
+            feed |= {name: np.array(part, np.int64) for name, part in parts._asdict().items()}
         expected = sorted(session.run(None, feed)[0][0].tolist())
-        assert trees.quantiles(Cues(numbers, spoken), Grams(text, said)) == pytest.approx(expected, abs=1e-4)
+        assert trees.quantiles(Cues(numbers, spoken), parts) == pytest.approx(expected, abs=1e-4)
 
 
 def test_prompts_without_any_known_gram_are_answered() -> None:
@@ -153,7 +152,7 @@ def test_rows_with_text_have_its_grams_whether_logged_or_in_another_file(tmp_pat
 
 
 def test_rows_without_text_are_left_out_only_where_they_are_few() -> None:
-    known = TreeRow(Cues((), ()), 1, grams=Grams((1,), ()))
+    known = TreeRow(Cues((), ()), 1, grams=Grams((1,)))
     unknown = replace(known, grams=None)
     assert with_text([known, known, unknown]) == [known, known]
     assert with_text([known, unknown, unknown]) == [unknown] * 3
