@@ -82,10 +82,9 @@ class App:
         stack.push_async_callback(self._control.close)
         await self._control.start()
         self.learnt.start()
-        self.logs.event("info", "listening", data=f"port {self.plane.port}", control=f"port {self._control.port}")
-        if self.plane.affordable < config.limits.connections:
-            wanted, reason = config.limits.connections, "too few open files allowed (LimitNOFILE, ulimit -n)"
-            self.logs.event("info", "fewer connections", possible=self.plane.affordable, wanted=wanted, reason=reason)
+        ports = {"data": f"port {self.plane.port}", "control": f"port {self._control.port}"}
+        connections = min(config.limits.connections, self.plane.affordable)
+        self.logs.event("info", "listening", **ports, connections=connections)
         if made:
             where = f"kept in {config.admin.key_file}" if config.admin.key_file else "for this run only"
             print(f"admin key ({where}): {self.admin_key}", file=sys.stderr, flush=True)
