@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from backends.base import Adapter, ControlHttp
+from backends.base import Adapter, ControlHttp, ProbeFailedError
 from backends.openai import OpenAIAdapter, listed_models, ok
 from backends.sglang import SglangAdapter
+from backends.sglang_sizes import rank_sizes
 from backends.vllm import VllmAdapter, is_vllm
 from predictor.sighting import SnapshotSource
 
@@ -23,6 +24,17 @@ async def adapter_for(engine: str, http: ControlHttp) -> Adapter:
     if owner in ("vllm", "sglang"):
         return ADAPTERS[owner]
     return ADAPTERS["vllm"] if await is_vllm(http) else ADAPTERS["openai"]
+
+
+async def snapshot_sizes(engine: str, http: ControlHttp) -> dict[str, int]:
+    """The sizes that `snapshot_source` wants and the engine's server tells. Raises ValueError for an engine that has none to
+    tell, ProbeFailedError when the server can't be asked."""
+    if engine != "sglang":
+        raise ValueError(f"engine {engine!r} says its sizes itself")
+    found = rank_sizes(ok(await http.get("/server_info"), "/server_info").json())
+    if not found:
+        raise ProbeFailedError("/server_info tells no size")
+    return found
 
 
 def snapshot_source(

@@ -27,6 +27,16 @@ def server_sizes(info: dict[str, object]) -> Sizes:
     )
 
 
+def rank_sizes(info: dict[str, object]) -> dict[str, int]:
+    """Of one data-parallel rank, what its load snapshot does not say, by the names of SglangSizes; without the unknown."""
+    told = {
+        "chunk_tokens": _step_tokens(info),
+        "page_tokens": _whole(info, "page_size", PAGE_MAX),
+        "max_model_len": _whole(info, "context_length", TOKENS_MAX),
+    }
+    return {name: value for name, value in told.items() if value}
+
+
 def _whole(told: dict[str, object], name: str, most: int) -> int:
     value = told.get(name)
     return value if type(value) is int and 0 < value <= most else 0

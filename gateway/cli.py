@@ -147,6 +147,8 @@ def sidecar(
         list[str] | None,
         typer.Option(help="SGLang: chunk_tokens, page_tokens, max_model_len or expected_tokens, as NAME=N (repeatable)."),
     ] = None,
+    engine_url: Annotated[str, typer.Option(help="SGLang: its server, asked at the start for sizes that are not given.")] = "",
+    engine_key: Annotated[str, typer.Option(envvar="LEEWAY_ENGINE_KEY", help="... and its API key.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback only with a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 = any free one.")] = 8200,
     token: Annotated[str, typer.Option(envvar="LEEWAY_SIDECAR_TOKEN", help="Token that requests must carry.")] = "",
@@ -160,7 +162,8 @@ def sidecar(
 
     try:
         config = SidecarConfig(host, port, beside.read_token(token, token_file))
-        made = beside.make_sidecar(engine, state, profile, size or [], config, kv_events, kv_replay)
+        told = asyncio.run(beside.told_sizes(engine, engine_url, engine_key)) if engine_url else []
+        made = beside.make_sidecar(engine, state, profile, [*told, *(size or [])], config, kv_events, kv_replay)
     except (ValueError, OSError) as error:
         _fail(str(error))
     else:

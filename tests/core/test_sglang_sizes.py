@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from backends.base import UNSAID, Identity, ProbeFailedError, Reply, Sizes
 from backends.priorities import sglang_scheduling
+from backends.registry import snapshot_sizes, snapshot_source
 from backends.sglang import SglangAdapter
-from backends.sglang_sizes import server_sizes
+from backends.sglang_sizes import rank_sizes, server_sizes
 
 INFO: dict[str, object] = {
     "dp_size": 1,
@@ -119,3 +120,18 @@ def test_an_older_server_and_one_that_is_late() -> None:
     assert found.completed(replace(before, body_session=True)).body_session
     assert not replace(found, sizes=Sizes(1, 1, 1, 1)).completed(replace(before, body_session=True)).body_session
     assert found.completed(Identity("vllm", "1", sizes=before.sizes)) == found
+
+
+def test_a_sidecar_asks_for_what_the_load_snapshot_does_not_say() -> None:
+    info = INFO | {"dp_size": 4, "context_length": 32768}
+    assert rank_sizes(info) == {"chunk_tokens": 4096, "page_tokens": 64, "max_model_len": 32768}
+    assert rank_sizes({"context_length": None, "page_size": 0}) == {}
+    sizes = asyncio.run(snapshot_sizes("sglang", Server(server_info=info)))
+    snapshot_source("sglang", "/nowhere", sizes)
+    for engine, server, problem in (
+        ("vllm", Server(server_info=info), ValueError),
+        ("sglang", Server(), ProbeFailedError),
+        ("sglang", Server(server_info={"version": "1"}), ProbeFailedError),
+    ):
+        with pytest.raises(problem):
+            asyncio.run(snapshot_sizes(engine, server))

@@ -1,13 +1,20 @@
 """What an SGLang server tells of itself: sizes reach the gateway's picture of it, and its KV events are joined by session."""
 
+import asyncio
 import json
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import aiohttp
 import looptime
 import pytest
 
+from gateway import beside
 from gateway.config import BackendSpec, Health, ModelSpec
 from predictor.profile import EngineLimits
+from predictor.sidecar import SidecarConfig
+from tests.core.test_sglang_load import BUSY, File
 from tests.wire.kit import CONFIG, Rig, chat, run, until, virtual_pause
 from tests.wire.scripted import Call, ScriptedBackend, well
 
@@ -118,3 +125,28 @@ def test_a_body_names_its_session_where_kv_events_repeat_it(keeps: bool, publish
 
     events = "tcp://127.0.0.1:9" if publishes else ""
     run(case, CONFIG, backends=(backend,), spec=lambda made: replace(sglang(made), kv_events=events))
+
+
+def test_the_sidecar_command_asks_the_server_for_its_sizes(tmp_path: Path) -> None:
+    backend = ScriptedBackend("b0")
+    server = Server(backend)
+    server.said = SAID | {"context_length": 2048}
+    state = File(tmp_path / "loads.shm")
+    now_s = time.time()  # as SGLang stamps
+    state.write(0, BUSY | {"timestamp": now_s})
+
+    async def main() -> None:
+        await backend.start()
+        told = await beside.told_sizes("sglang", backend.url + "/", "key")
+        assert sorted(told) == ["chunk_tokens=512", "max_model_len=2048", "page_tokens=16"]
+        sizes = [*told, "chunk_tokens=256"]  # what is given wins
+        made = beside.make_sidecar("sglang", str(state.path), "demo-fast", sizes, SidecarConfig(port=0))
+        async with made, aiohttp.ClientSession() as client, client.get(f"{made.url}/snapshot") as answer:
+            limits = (await answer.json())["state"]["limits"]
+        assert (limits["max_num_batched_tokens"], limits["block_size"], limits["max_model_len"]) == (256, 16, 2048)
+        for engine, url in (("vllm", backend.url), ("sglang", "http://127.0.0.1:9")):
+            with pytest.raises(ValueError, match=r"itself|127.0.0.1:9"):
+                await beside.told_sizes(engine, url, "")
+        await backend.close()
+
+    asyncio.run(main())
