@@ -61,13 +61,15 @@ def rendered(row: Row, time_s: float) -> bytes:
 
 
 class LengthLog:
-    """The queue and its writer. `dropped` counts rows that were lost; `problem` says why the file can't be written."""
+    """The queue and its writer. `dropped` counts rows that were lost; `take_problem` says why the file can't be written."""
 
     def __init__(self, settings: Tagger) -> None:
         self.dropped = 0
         self.written = 0
-        self.problem = ""
         self._settings = settings
+        folder = os.path.dirname(settings.log) or "."
+        self._problem = "" if os.access(folder, os.W_OK) else f"{folder} can't be written to"
+        self._told = ""
         self._rows: deque[tuple[Row, float]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="length-log", daemon=True)
@@ -79,6 +81,12 @@ class LengthLog:
             self.dropped += 1
         else:
             self._rows.append((row, time.time()))  # noqa: TID251 - rows are stamped as log lines are
+
+    def take_problem(self) -> str:
+        """What is wrong with the file, once."""
+        problem = "" if self._problem == self._told else self._problem
+        self._told = self._problem
+        return problem
 
     def close(self) -> None:
         """Write what is queued; a disk that stalls is not waited for longer than CLOSE_S."""
@@ -98,9 +106,10 @@ class LengthLog:
         try:
             self._write(lines)
         except OSError as error:
-            self.problem = error.strerror or str(error)
+            self._problem = f"{self._settings.log}: {error.strerror or error}"
             self.dropped += count
         else:
+            self._problem = ""
             self.written += count
 
     def _write(self, lines: list[bytes]) -> None:

@@ -45,6 +45,8 @@ class Models:
                 self.problems.append(f"trees.onnx: {error}")
         if (folder / "lengths.onnx").is_file() and (folder / "tokenizer.json").is_file():
             self._load_encoder(folder)
+        elif not (folder / "trees.onnx").is_file():
+            self.problems.append(f"{folder}: neither trees.onnx nor lengths.onnx with tokenizer.json is there")
 
     def _load_encoder(self, folder: Path) -> None:
         try:

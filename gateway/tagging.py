@@ -111,6 +111,7 @@ class Tagging:
         self.command = command_of(settings.models)  # how the process is started
         if self.on and settings.log:
             self.log = LengthLog(settings)
+            self._tell_of(self.log)
         if settings.mode == "on":
             self.start()
 
@@ -350,6 +351,7 @@ class Tagging:
         if self.log is not None and cues is not None:
             limit, prompt_tokens = watched.max_tokens, watched.prompt_tokens
             self.log.add(Row(tag.model, tag.route, cues, limit, prompt_tokens, output_tokens, truncated, watched.ends))
+            self._tell_of(self.log)
 
     # -- the process
 
@@ -367,6 +369,10 @@ class Tagging:
         if missing and not self._told_missing:
             self._told_missing = True
             self._plane.logs.event("info", "tagger runs without its encoder", missing=", ".join(missing), extra="tagger")
+
+    def _tell_of(self, log: LengthLog) -> None:
+        if problem := log.take_problem():
+            self._plane.logs.event("warning", "length log", reason=problem)
 
     def _on_event(self, what: str, text: str) -> None:
         if what == "up":

@@ -70,7 +70,8 @@ def test_a_full_queue_and_a_bad_path_drop_and_count(tmp_path: Path) -> None:
         log.add(ROW)
     log.close()
     assert log.dropped == 9
-    assert log.problem
+    assert "missing" in log.take_problem()
+    assert log.take_problem() == "", "told once"
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -94,3 +95,10 @@ def test_every_answer_is_logged_when_asked_for(text: bool, tmp_path: Path) -> No
 
     options = config(tiny_models(tmp_path), "plan", log=str(path), log_text=text)
     run(case, replace(options), backends=2)
+
+
+def test_a_log_that_can_t_be_written_is_told(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        await until(lambda: any(line["event"] == "length log" and "nowhere" in line["reason"] for line in rig.log()))
+
+    run(case, config("", mode="auto", log=str(tmp_path / "nowhere" / "lengths")), backends=2)

@@ -308,6 +308,13 @@ def test_models_that_can_t_be_read_are_left_out_and_told(tmp_path: Path) -> None
     run(case, config(str(tmp_path)), backends=2)
 
 
+def test_a_folder_without_models_is_told(tmp_path: Path) -> None:
+    async def case(rig: Rig) -> None:
+        await until(lambda: any(line["event"] == "tagger problem" and "neither" in line["reason"] for line in rig.log()))
+
+    run(case, config(str(tmp_path)), backends=2)
+
+
 def test_an_encoder_that_does_not_help_is_spared(tmp_path: Path) -> None:
     """After answers that it foretold badly it is put one question in ten, and the others are answered without it."""
     guesses = {"encoder": Guess(7.0, 8.0, 9.0, "encoder")}
