@@ -162,7 +162,7 @@ def _pooled(rows: Table, home: Path | None, embeddings: dict[str, np.ndarray], f
 
 
 def _noise(rows: Table, folder: Path) -> None:
-    found = noise.of_samples(folder) + noise.of_hosts(rows)
+    found = [*noise.of_samples(folder), noise.of_own(), *noise.of_hosts(rows)]
     found += [noise.by_all_others(rows, LLAMA, "Llama-3.1-8B"), noise.by_all_others(rows, QWEN, "Qwen2-72B")]
     print(table("noise: what even other answers to the same prompt tell", {f"{one.name[:43]}": one.scores for one in found}))
 

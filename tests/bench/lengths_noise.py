@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from tests.bench.lengths_data import Table
 from tests.bench.lengths_scores import Scores, scores
 
 CAP = 512
+OWN = Path(__file__).resolve().parents[2] / "examples" / "lengths" / "smollm2.parquet"
 HOSTS = ("Llama-3.1-405B-Instruct-Turbo", "Meta-Llama-3.1-405B-Instruct@hyperbolic", "Llama-3.1-405B-Inst@sambanova")
 
 
@@ -43,12 +45,20 @@ def of_samples(folder: Path) -> list[Noise]:
 
 def of_hosts(table: Table) -> list[Noise]:
     """The same weights served by two hosts, on the workloads of the one-model rows."""
-    found = []
-    for other in HOSTS[1:]:
-        noise = between(table, HOSTS[0], other)
-        if noise is not None:
-            found.append(noise)
-    return found
+    pairs = [(one, other) for place, one in enumerate(HOSTS) for other in HOSTS[place + 1 :]]
+    return [noise for one, other in pairs if (noise := between(table, one, other)) is not None]
+
+
+def of_own() -> Noise:
+    """SmolLM2 on our own 1,000 prompts, twice at T 0.7; prompts of which an answer was cut off are left out."""
+    rows = pq.read_table(OWN, columns=["pid", "sample", "output_tokens", "finish_reason", "source"]).to_pylist()
+    ended = [
+        {row["pid"]: row for row in rows if row["sample"] == sample and row["finish_reason"] == "stop"} for sample in (0, 1)
+    ]
+    pids = sorted(ended[0].keys() & ended[1].keys())
+    logs = np.log([[one[pid]["output_tokens"] for pid in pids] for one in ended])
+    sources = np.array([ended[0][pid]["source"] for pid in pids])
+    return Noise("SmolLM2-135M at T 0.7 by its other answer", len(pids), scores(logs[0], logs[1], sources))
 
 
 def between(table: Table, one: str, other: str) -> Noise | None:
