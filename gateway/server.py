@@ -18,7 +18,7 @@ from gateway.accounts import Account
 from gateway.admission import PATIENCE_S, DrainRate, RetryBudget, WaitingLine
 from gateway.api import LocalRoute, Refusal, unknown_model
 from gateway.auth import Keyring
-from gateway.config import BackendSpec, GatewayConfig, split_address
+from gateway.config import BackendSpec, GatewayConfig, Listen, split_address
 from gateway.deadlines import Deadlines
 from gateway.descriptors import affordable_clients
 from gateway.desks import Desks
@@ -105,6 +105,7 @@ class DataPlane:
         self._tick = _LineTick(self)
         self._aliases = _aliases(config)
         self._idle = asyncio.Event()
+        self._tls: tuple[ssl.SSLContext, Listen] | None = None
 
     def __repr__(self) -> str:
         return f"<DataPlane {len(self._clients)} connections, {self.held} waiting, {self.fleet!r}>"
@@ -115,20 +116,32 @@ class DataPlane:
         """Open the data listener. Raises OSError."""
         listen = self.config.listen
         host, port = split_address(listen.data)
-        context = None
         if listen.tls_cert_file:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(listen.tls_cert_file, listen.tls_key_file or None)
+            self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), listen
+            self._read_certificate(*self._tls)
         server = await self.loop.create_server(
             cast("Callable[[], asyncio.Protocol]", self._accept),
             host,
             port,
             backlog=listen.backlog,
             reuse_port=listen.reuse_port or None,
-            ssl=context,
+            ssl=self._tls[0] if self._tls is not None else None,
         )
         self._servers.append(server)
         self.deadlines.start()
+
+    @staticmethod
+    def _read_certificate(context: ssl.SSLContext, listen: Listen) -> None:
+        """The listener's certificate, as its files are now. Raises OSError; then the old one stays whole."""
+        for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # a certificate without its key would stay in it
+            one.load_cert_chain(listen.tls_cert_file, listen.tls_key_file or None)
+
+    def _renew_certificate(self) -> None:
+        try:
+            if self._tls is not None:
+                self._read_certificate(*self._tls)
+        except OSError as error:
+            self.logs.event("error", "certificate not read again", reason=error.strerror or type(error).__name__)
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(self, partial(Exchange, self))
@@ -322,6 +335,7 @@ class DataPlane:
         self.records.resize(config.slo.records)
         self._aliases = _aliases(config)
         self.pools.adopt(config)
+        self._renew_certificate()
         self.generation += 1
 
     async def drain(self, limit_s: float) -> None:

@@ -89,6 +89,35 @@ def test_both_hops_encrypted(tmp_path: Path, authority: trustme.CA) -> None:
     assert _run(tmp_path, authority, "127.0.0.1") == (200, ANSWER)
 
 
+def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, authority: trustme.CA) -> None:
+    """A reload reads the files again: new connections see the new certificate; with a broken file they see the old one."""
+
+    async def shown(port: int) -> bytes:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context())
+        found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        assert isinstance(found, bytes)
+        return found
+
+    async def work() -> None:
+        config = _config(tmp_path, authority.issue_cert("127.0.0.1"), "http://127.0.0.1:1")
+        app = App(config, lambda: config, log_fd=os.open(os.devnull, os.O_WRONLY))
+        await app.start()
+        before = await shown(app.plane.port)
+        _config(tmp_path, authority.issue_cert("127.0.0.1"), "http://127.0.0.1:1")
+        assert await shown(app.plane.port) == before
+        await app.operations.reload()
+        after = await shown(app.plane.port)
+        assert after != before
+        stranger = authority.issue_cert("127.0.0.1")
+        (tmp_path / "gateway.pem").write_bytes(stranger.cert_chain_pems[0].bytes())
+        await app.operations.reload()
+        assert await shown(app.plane.port) == after
+        await app.close()
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize(("name", "status"), [("127.0.0.1", 200), ("elsewhere.example", 404)])
 def test_a_serving_process_checks_a_backend_s_certificate_itself(
     tmp_path: Path, authority: trustme.CA, name: str, status: int
