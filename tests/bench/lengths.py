@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from predictor.features import FEATURES
 from tests.bench import lengths_live as live
 from tests.bench import lengths_models as models
 from tests.bench import lengths_noise as noise
@@ -101,7 +102,7 @@ def _embeddings(rows: Table, home: Path) -> dict[str, np.ndarray]:
 
 def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: int, named: str = "") -> None:
     """Throw-away models, each row foretold by one that saw no row of its group. `named`: in the names of wanted baselines."""
-    chats = bool(part.numbers[:, models.FEATURES.index("replies")].any())
+    chats = bool(part.numbers[:, FEATURES.index("replies")].any())
     baselines = {**models.BASELINES, **(models.WITH_HISTORY if chats else {})}
     if part.embedded is not None:
         baselines |= {**models.WITH_EMBEDDING, **(models.WITH_BOTH if chats else {})}
@@ -144,9 +145,8 @@ def _pooled(rows: Table, home: Path | None, embeddings: dict[str, np.ndarray], f
     """Many models' answers in one table. Without `home`: no embeddings."""
     chosen = many.chosen(rows)
     vectors = dict(embeddings) if home is not None else {}
-    for source, prompts in chosen.items() if home is not None and vectors else ():
-        missing = any(prompt.pid not in vectors for prompt in prompts)
-        if missing:
+    for source, prompts in chosen.items():
+        if home is not None and embeddings and any(prompt.pid not in vectors for prompt in prompts):
             print(f"embedding {len(prompts)} prompts of {source} (kept in {home})", file=sys.stderr)
             vectors.update(zip([one.pid for one in prompts], embedded([one.text for one in prompts], home), strict=True))
     part = many.answers(rows, chosen)

@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -75,7 +76,7 @@ def load(folder: Path) -> Table:
     return Table(prompts, known[keep], models[keep].astype(str), tokens[keep].astype(float))
 
 
-def _prompt(row: dict) -> Prompt:
+def _prompt(row: dict[str, Any]) -> Prompt:
     messages = [_as_sent(turn) for turn in json.loads(row["messages"])]
     view = view_of({"messages": messages})
     text = next((_text(turn) for turn in reversed(messages) if turn.get("role") == "user"), "")
@@ -92,7 +93,7 @@ def folds(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(len(names))[place] % count
 
 
-def _as_sent(turn: dict) -> dict:
+def _as_sent(turn: dict[str, Any]) -> dict[str, Any]:
     """Tool calls, which the file holds as text, as a client sends them."""
     content = turn.get("content")
     if turn.get("role") != "assistant" or not isinstance(content, str) or not content.startswith('[{"arguments"'):
@@ -100,14 +101,14 @@ def _as_sent(turn: dict) -> dict:
     return {"role": "assistant", "content": None, "tool_calls": [{"function": call} for call in json.loads(content)]}
 
 
-def _text(turn: dict) -> str:
+def _text(turn: dict[str, Any]) -> str:
     content = turn.get("content")
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", "") for part in content or [] if isinstance(part, dict))
 
 
-def _group(source: str, pid: str, messages: list[dict], text: str) -> str:
+def _group(source: str, pid: str, messages: list[dict[str, Any]], text: str) -> str:
     normal = re.sub(r"\W+", " ", text.lower()).strip()
     if source in ("alpaca_eval", "flask", "halueval_general"):
         return "open:" + normal[:60]

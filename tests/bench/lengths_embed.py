@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def embedded(texts: Sequence[str], home: Path) -> np.ndarray:
     return result.astype(np.float32)
 
 
-def _batch(session: object, tokenizer: object, inputs: set[str], texts: list[str]) -> np.ndarray:
+def _batch(session: Any, tokenizer: Any, inputs: set[str], texts: list[str]) -> np.ndarray:
     encoded = tokenizer.encode_batch([text[:4096].encode("utf-8", "replace").decode() for text in texts])
     mask = np.array([one.attention_mask for one in encoded], dtype=np.int64)
     feed = {"input_ids": np.array([one.ids for one in encoded], dtype=np.int64), "attention_mask": mask}

@@ -39,8 +39,8 @@ class Part:
     def rows(self, chosen: np.ndarray) -> "Part":
         """Some of them."""
         embedded = None if self.embedded is None else self.embedded[chosen]
-        parts = (self.numbers, self.texts, self.groups, self.sources, self.truth)
-        return Part(self.table.rows(chosen), *(part[chosen] for part in parts), embedded)
+        numbers, texts, groups = self.numbers[chosen], self.texts[chosen], self.groups[chosen]
+        return Part(self.table.rows(chosen), numbers, texts, groups, self.sources[chosen], self.truth[chosen], embedded)
 
 
 def part_of(table: Table, embeddings: dict[str, np.ndarray]) -> Part:
@@ -138,8 +138,12 @@ def minilm_lexical_history(part: Part, asked: Part) -> np.ndarray:
 
 
 def _with_embedding(part: Part, asked: Part, columns: list[int]) -> np.ndarray:
-    left, right = (np.column_stack([one.numbers[:, columns], one.embedded]) for one in (part, asked))
-    return boosted(left, part.truth, right)
+    return boosted(_joined(part, columns), part.truth, _joined(asked, columns))
+
+
+def _joined(part: Part, columns: list[int]) -> np.ndarray:
+    assert part.embedded is not None
+    return np.column_stack([part.numbers[:, columns], part.embedded])
 
 
 def minilm_neighbours(part: Part, asked: Part) -> np.ndarray:
