@@ -7,14 +7,17 @@ them up: no backend could be reached any more, and all of them would look down.
 import resource
 from contextlib import suppress
 
+ENOUGH = 1 << 20  # engines that the gateway starts inherit it, and some programs walk through all that they may have
 RESERVED = 128  # log, files, listeners, probes, sidecars, the control plane, the tagger
 
 
 def raise_limit() -> None:
     """As many as the system lets this process have: a shell's usual soft limit of 1024 is no decision of anybody's."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def affordable_clients() -> int:
