@@ -5,7 +5,6 @@ for planning, the instants when absent models are expected, and who is barred fo
 never move anything, and without devices in the configuration it is off and costs nothing.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +12,9 @@ from typing import Literal
 
 from gateway.accounts import Account
 from gateway.config import GatewayConfig
-from gateway.habits import PATIENCE_S, SLACK_STEP_S, Habits
+from gateway.habits import PATIENCE_S, Habits
 from gateway.lateness import Demand, Prices
-from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, Service, SwapPlan, Tenant
+from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, SwapPlan, Tenant
 from gateway.swap_config import DeviceSpec, FootprintSpec
 from predictor.cost import GB, HostProfile, Place, SwapCosts
 from predictor.offload import Footprint, from_ends
@@ -148,13 +147,21 @@ class Lodging:
     def arrived(self, model: str, now_s: float, deadline_s: float) -> None:
         """A request for a model came; its first token is late from that instant on."""
         if model in self._absences:
-            self.habits(model).arrived(now_s, deadline_s - now_s)
+            self.habits(model).arrived(now_s, deadline_s)
 
     def over(self, account: Account) -> None:
         """A request is over."""
         start_s = account.first_byte_s - account.dispatched_s
         if account.end == "complete" and account.model in self._absences and start_s >= 0:
-            self.habits(account.model).over(start_s, account.finished_s - account.dispatched_s)
+            busy = self._busy_beside(account.backend, account.model)
+            self.habits(account.model).over(start_s, account.finished_s - account.dispatched_s, 1 + busy)
+
+    def _busy_beside(self, backend: str, model: str) -> int:
+        """Other models with requests on the device of a backend's model."""
+        mine = next((one for one in self.lodgers.values() if (one.backend, one.model) == (backend, model)), None)
+        if mine is None:
+            return 0
+        return sum(one.running > 0 and one.device == mine.device and one is not mine for one in self.lodgers.values())
 
     def waited_s(self, model: str, from_s: float, until_s: float) -> float:
         """Of that stretch, the seconds in which the model lay on no device."""
@@ -169,7 +176,9 @@ class Lodging:
         if any(lodger.phase == "in" and lodger.usable for lodger in mine):
             return 0.0
         coming = [lodger.ready_s - now_s for lodger in mine if lodger.phase == "coming"]
-        planned = [step.ready_s - (now_s - self.planned_s) for step in self.plan.steps if step.model == model]
+        planned: list[float] = []
+        if self.config.swaps.mode == "auto":  # else nobody carries it out
+            planned = [step.ready_s - (now_s - self.planned_s) for step in self.plan.steps if step.model == model]
         if coming or planned:
             return max(min([*coming, *planned]), SOON_S)
         return min(self._unplanned_s(lodger, now_s) for lodger in mine)
@@ -180,12 +189,23 @@ class Lodging:
         device, free = self.device(lodger.device), 0.0
         if device is not None:
             free = device.memory_gb * GB - sum(self._taken(one) for one in others) - self._taken(lodger, 1.0)
-        leave_s = 0.0
-        for other in sorted(others, key=self._drain_s):
-            if free < 0 and other.moves and not self.pinned(other.model):
-                free += self._taken(other)
-                leave_s = max(leave_s, self._drain_s(other)) + self.move_s(other, "gpu", other.rest)
+        leave_s = self._leave_s(others, -free, now_s)
         return max(self.barred_s(lodger.model, lodger.device, now_s), leave_s, 0.0) + self.load_s(lodger)
+
+    def _leave_s(self, others: Sequence[Lodger], missing: float, now_s: float) -> float:
+        """Until so many bytes are free: the soonest of those whose leaving alone is enough, else one after the other."""
+        if missing <= 0:
+            return 0.0
+        movable = [one for one in others if one.phase == "leaving" or (one.moves and not self.pinned(one.model))]
+        drained = {one.name: max(one.ready_s - now_s, 0.0) if one.phase == "leaving" else self._drain_s(one) for one in movable}
+        moved = {one.name: 0.0 if one.phase == "leaving" else self.move_s(one, "gpu", one.rest) for one in movable}
+        alone_s = [drained[one.name] + moved[one.name] for one in movable if self._taken(one) >= missing]
+        leave_s = 0.0
+        for one in sorted(movable, key=lambda one: drained[one.name]):
+            if missing > 0:
+                missing -= self._taken(one)
+                leave_s = max(leave_s, drained[one.name]) + moved[one.name]
+        return min([leave_s, *alone_s])
 
     def _taken(self, lodger: Lodger, fraction: float | None = None) -> float:
         spec = self.footprint(lodger.model)
@@ -214,6 +234,10 @@ class Lodging:
         models = {lodger.model for lodger in self.lodgers.values()}
         self._absences = {model: self._absences.get(model, Absences()) for model in models}
         self._habits = {model: habits for model, habits in self._habits.items() if model in models}
+        places = {(lodger.model, lodger.device) for lodger in self.lodgers.values()}
+        self._bars = {place: bar for place, bar in self._bars.items() if place in places}
+        self._turned_away = {model: until_s for model, until_s in self._turned_away.items() if model in models}
+        self.pins = {model: pinned for model, pinned in self.pins.items() if model in models}
         for model in models:
             self.moved(model, now_s)
 
@@ -323,16 +347,12 @@ class Lodging:
 
     def _drain_s(self, lodger: Lodger) -> float:
         """Until its requests of now are over."""
-        hold_s = self.habits(lodger.model).hold_s
-        return hold_s * (0.6 + 0.35 * math.log(lodger.running + 1)) if lodger.running else 0.0
+        return self.habits(lodger.model).drain_s(lodger.running)
 
     def _tenant(self, model: str, waiters: Sequence[Waiter], now_s: float) -> Tenant:
         mine = [one for one in self.lodgers.values() if one.model == model and self.device(one.device) is not None]
         spec, habits = self.footprint(model), self.habits(model)
-        slots = float(max(lodger.slots for lodger in mine))
-        hold_s = max(habits.hold_s, 1e-3)
-        start_per_s = 1.0 / max(habits.start_s, 1e-3)
-        service = Service(slots, start_per_s, min(slots / hold_s, start_per_s), hold_s)
+        service = habits.service(float(max(lodger.slots for lodger in mine)))
         hosts = {device.host for lodger in mine if (device := self.device(lodger.device)) is not None}
         places = {
             device.host: lodger.place
@@ -342,42 +362,27 @@ class Lodging:
         curve = None
         if spec.gpu_tokens_per_s and any(lodger.parts for lodger in mine):
             curve = from_ends(spec.gpu_tokens_per_s, spec.cpu_tokens_per_s)
-        allowed = [one.device for one in mine if one.phase in ("in", "coming") or self._may_come(one, now_s)]
-        demand = self._demand(model, mine, waiters, habits, now_s) if allowed else Demand()
+        homes = [one for one in mine if one.kept] or mine  # requests that an engine keeps go on nowhere else
+        allowed = [one.device for one in homes if one.phase in ("in", "coming") or self._may_come(one, now_s)]
+        waiting = [(waiter.since_s, waiter.deadline_s) for waiter in waiters if waiter.model == model]
+        kept = [(lodger.kept, lodger.kept_s) for lodger in mine if lodger.kept]
         stays = not any(lodger.moves for lodger in mine)
         return Tenant(
             model,
             _footprint(spec),
             dict.fromkeys(hosts, service),
-            demand,
+            habits.demand(waiting, kept, now_s) if allowed else Demand(),
             float(spec.kv_tokens),
             tuple(allowed or [one.device for one in mine]),
             stays or self.pinned(model),
             places,
             mine[0].rest,
             curve,
+            tuple(one.device for one in mine if one.fetches),
         )
 
     def _may_come(self, lodger: Lodger, now_s: float) -> bool:
         return lodger.usable and not lodger.stuck and self.barred_s(lodger.model, lodger.device, now_s) <= 0
-
-    @staticmethod
-    def _demand(model: str, mine: Sequence[Lodger], waiters: Sequence[Waiter], habits: Habits, now_s: float) -> Demand:
-        groups: dict[int, float] = {}
-        oldest_s = 0.0
-        for waiter in waiters:
-            if waiter.model == model:
-                slack_s = min(waiter.deadline_s, waiter.since_s + PATIENCE_S) - habits.start_s - now_s
-                step = math.ceil(max(slack_s, -1.0) / SLACK_STEP_S)
-                groups[step] = groups.get(step, 0.0) + 1.0
-                oldest_s = max(oldest_s, now_s - waiter.since_s)
-        for lodger in mine:
-            if lodger.kept:  # they wait in an engine that is off its device
-                groups[1] = groups.get(1, 0.0) + lodger.kept
-                oldest_s = max(oldest_s, now_s - lodger.kept_s)
-        waiting = tuple((count, step * SLACK_STEP_S) for step, count in sorted(groups.items()))
-        slack_s = max(PATIENCE_S - habits.start_s, 0.0)
-        return Demand(waiting, habits.rate_per_s(now_s), slack_s, oldest_s, habits.classes())
 
 
 def _footprint(spec: FootprintSpec) -> Footprint:

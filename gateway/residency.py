@@ -43,7 +43,8 @@ class Service:
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """A model that may lie on a device. `service` is by host, `devices` are those allowed (empty: all), `places` where
-    its weights lie on each host while it is off the GPU, `rest` where it goes when it leaves."""
+    its weights lie on each host while it is off the GPU, `rest` where it goes when it leaves; `fetches` are the devices for
+    which its weights can be brought nearer beforehand (None: all)."""
 
     name: str
     footprint: Footprint
@@ -55,6 +56,7 @@ class Tenant:
     places: Mapping[str, Place] = field(default_factory=dict)
     rest: Place = "disk"
     curve: OffloadCurve | None = None
+    fetches: tuple[str, ...] | None = None
 
     def may_use(self, device: Device) -> bool:
         """Whether it is allowed there and known to serve there."""
@@ -105,7 +107,8 @@ class Residency:
 class PlanSettings:
     """`dwell_s` is the least time on a device. A swap costs, beside what it does to requests, `swap_s` and `swap_weight` times
     the seconds of moving, and `churn` times those seconds times the rate that they displace; cutting off a busy model costs
-    `interrupt_s`. `width` and `steps` bound the search, `looks` over the number of models its candidates in all."""
+    `interrupt_s`. The search is `steps` deep. With `width` 1 it is narrow, `looks` over the number of
+    models its states in all; else it keeps up to so many states of each depth twice, and reckons so many costs at the most."""
 
     prices: Prices = field(default_factory=Prices)
     dwell_s: float = 1.0
@@ -114,8 +117,9 @@ class PlanSettings:
     churn: float = 1.0
     interrupt_s: float = 200.0
     steps: int = 3
-    width: int = 10
+    width: int = 200
     looks: int = 2400
+    reckonings: int = 8000
     partial_min: float = 0.3
     preempt: bool = True
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from gateway.residency import NEVER, Device, Mode, Step, Tenant
 
-HOPE = 0.9  # of one model's cost, by a further step
-
 
 @dataclass(frozen=True, slots=True)
 class Stay:
@@ -40,6 +38,17 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """A step whose cost is not reckoned yet: the stay that it begins, when those who left come back (infinite: they do not),
+    and what all steps so far cost beside lateness."""
+
+    step: Step
+    arrival: Stay
+    back_s: float
+    extra_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """A device at the end of a schedule: who lies there, of what size, who may leave (least asked for first), what is free."""
 
@@ -67,22 +76,3 @@ class State:
 def lies(stay: Stay, device: Device) -> bool:
     """Whether it is the stay there that does not end."""
     return stay.device == device.name and stay.close_s == NEVER
-
-
-def hoped(state: State, steps: int) -> float:
-    """What it would cost if each further step took most of one model's cost away: what was displaced may be brought back."""
-    return state.cost_s - HOPE * sum(sorted(state.costs.values(), reverse=True)[:steps])
-
-
-def distinct(states: Sequence[State], width: int) -> list[State]:
-    """One of each set of steps: the first so many, and of each model's last step to each device the first."""
-    found: list[State] = []
-    seen: set[frozenset[Step]] = set()
-    last: set[tuple[str, str]] = set()
-    for state in states:
-        key, move = frozenset(state.steps), (state.steps[-1].device, state.steps[-1].model)
-        if key not in seen and (len(seen) < width or (width > 1 and move not in last)):
-            seen.add(key)
-            last.add(move)
-            found.append(state)
-    return found

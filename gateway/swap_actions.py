@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gateway.residency import NEVER, Action, Device, Kind, PlanSettings, Residency, Step, SwapPlan, Tenant
+from gateway.swap_search import best
 from gateway.swaps import Planner
 from predictor.cost import Place, SwapCosts
 
@@ -13,7 +14,7 @@ FAR: tuple[Place, ...] = ("disk", "snapshot")
 
 def plan(view: Residency, costs: SwapCosts, settings: PlanSettings) -> SwapPlan:
     """What to do now and next, action by action."""
-    found = Planner(view, costs, settings).best()
+    found = best(Planner(view, costs, settings))
     writer = _Writer(view, costs)
     actions = [action for step in found.steps for action in writer.of_step(step)]
     return replace(found, actions=(*actions, *writer.prefetches(found)))
@@ -88,6 +89,8 @@ class _Writer:
         """Seconds saved per second and byte."""
         place, weights = tenant.places.get(device.host, "disk"), tenant.footprint.weight_bytes
         if place not in FAR or weights > room or (tenant.name, device.name) in there or not tenant.may_use(device):
+            return 0.0
+        if tenant.fetches is not None and device.name not in tenant.fetches:
             return 0.0
         far = self._costs.predict(tenant.name, weights, device.host, place, "gpu").mean_s
         near = self._costs.predict(tenant.name, weights, device.host, "ram", "gpu").mean_s

@@ -1,28 +1,25 @@
 """The swap planner: from who lies where, what is asked for and what swaps cost, to steps. Pure.
 
 A state is a schedule of who may be given requests when; its cost is each model's expected lateness under its windows
-(gateway/lateness.py), plus swap seconds times the rate that they displace. A beam search adds one step at a time: the
-latest models onto each device, over those whose leaving makes room, cut off now or once their queue has started, drained
-or paused; staying there or for a visit; or beside the others with a part of the layers, where the offload curve says so.
+(gateway/lateness.py), plus swap seconds times the rate that they displace. A search (gateway/swap_search.py) adds one step at
+a time: the latest models onto each device, over those whose leaving makes room, cut off now or once their queue has started,
+drained or paused; staying there or for a visit; or beside the others with a part of the layers, where the curve says so.
 Only the models that a step touches are reckoned anew. Who shares a device's time with whom is told by who lies there at
 the end of a schedule, so a short stay beside others looks dear while it lasts in the plan, and free once it ends.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from gateway.lateness import Window, lateness_s
+from gateway.reckoning import COST_MIN, Reckoning, place_of
 from gateway.residency import NEVER, Device, Mode, PlanSettings, Residency, Resident, Service, Step, SwapPlan, Tenant
-from gateway.schedule import Option, Room, State, Stay, distinct, hoped, lies
-from predictor.cost import Place, SwapCosts
+from gateway.schedule import Draft, Option, Room, State, Stay, lies
+from predictor.cost import SwapCosts
 
-LOST_S = 1e6  # a pinned model that lies nowhere
-LOOKS_MIN = 18  # states reckoned for one more step
 MODELS_MAX = 12  # beyond so many the search is narrow, and looks only at the LATEST models
 LATEST = 4
-COST_MIN = 1e-6
 BUSY_MAX = 4.0  # requests at once, beyond which a replica is hardly ever idle
 LOAD_S = 2.0  # what a load costs that sends nobody away
 TIGHT_S = 10.0  # the tighter fit keeps room for the larger models
@@ -33,38 +30,14 @@ class Planner:
     """One planning. `searched` counts the states that were reckoned."""
 
     def __init__(self, view: Residency, costs: SwapCosts, settings: PlanSettings) -> None:
-        self._settings = settings
-        self._costs = costs
+        self.settings = settings
+        self.reckoning = Reckoning(view, costs, settings)
         self._devices = {device.name: device for device in view.devices}
         self._tenants = {tenant.name: tenant for tenant in view.tenants}
-        self._loads = {tenant.name: tenant.load() for tenant in view.tenants}
+        self._loads = self.reckoning.loads
         self._whole = {name: self._bytes(name, 1.0) for name in self._tenants}
-        self._moves: dict[tuple[str, str, Place, Place], float] = {}
         self.root = self._root(view)
         self.searched = 0
-
-    def best(self) -> SwapPlan:
-        """The beam search: narrow where there are many models, so that it stays quick."""
-        settings = self._settings
-        looks = max(settings.looks // max(len(self._tenants), 1) // settings.steps, LOOKS_MIN)
-        width = settings.width if len(self._tenants) <= MODELS_MAX else 1
-        frontier, best = [self.root], self.root
-        for left in range(settings.steps - 1, -1, -1):
-            options = [(state, option) for state in frontier for option in self._options(state)]
-            if len(options) > looks:
-                options.sort(key=lambda pair: pair[0].cost_s + pair[1].guess)
-                del options[looks:]
-            children = [self.after(state, option) for state, option in options]
-            self.searched += len(children)
-            children.sort(key=lambda state: state.cost_s)
-            if not children or (width == 1 and children[0].cost_s >= best.cost_s):
-                break
-            best = min(best, children[0], key=lambda state: state.cost_s)
-            frontier = distinct(children, width)
-            if width > 1 and left:
-                children.sort(key=lambda state: hoped(state, left))
-                frontier = distinct([*frontier[:width], *children[: 2 * width]], 3 * width)
-        return self.plan_of(best)
 
     def plan_of(self, state: State) -> SwapPlan:
         """A state as what is to be done."""
@@ -82,14 +55,14 @@ class Planner:
             stays[resident.model] = (*stays.get(resident.model, ()), stay)
             on[resident.device] = (*on[resident.device], resident.model)
         free_s = {device.name: view.busy_s.get(device.name, 0.0) for device in view.devices}
-        costs = {name: self._cost(name, stays, on) for name in self._tenants}
+        costs = {name: self.reckoning.cost(name, stays, on) for name in self._tenants}
         return State(stays, on, free_s, costs, 0.0, sum(costs.values()), (), ())
 
     def _stay_of(self, resident: Resident) -> Stay:
         tenant = self._tenants[resident.model]
         service = tenant.service[self._devices[resident.device].host]
         idle = resident.lost or not (resident.running or tenant.demand.waiting)
-        dwell_s = 0.0 if idle else max(self._settings.dwell_s - resident.since_s, 0.0)
+        dwell_s = 0.0 if idle else max(self.settings.dwell_s - resident.since_s, 0.0)
         return Stay(
             resident.device,
             resident.fraction,
@@ -102,37 +75,10 @@ class Planner:
             resident.kv_bytes,
         )
 
-    def _cost(self, name: str, stays: Mapping[str, tuple[Stay, ...]], on: Mapping[str, tuple[str, ...]]) -> float:
-        tenant = self._tenants[name]
-        mine = stays.get(name, ())
-        there = any(stay.close_s == NEVER for stay in mine)
-        lost_s = LOST_S if tenant.pinned and not there else 0.0
-        if not tenant.demand.waiting and tenant.demand.rate_per_s <= 0:
-            return lost_s
-        windows = [self._window(tenant, stay, on) for stay in mine]
-        if not there:
-            windows.append(self._some_day(tenant))
-        return lost_s + lateness_s(tenant.demand, windows, self._settings.prices)
-
-    def _window(self, tenant: Tenant, stay: Stay, on: Mapping[str, tuple[str, ...]]) -> Window:
-        service = tenant.service[self._devices[stay.device].host]
-        slower = shared = tenant.slowdown(stay.fraction)
-        for name in on[stay.device]:  # who runs beside it slows its tokens, and so how soon slots come free
-            if name != tenant.name:
-                shared *= 1.0 + self._loads[name]
-        steady = service.steady_per_s / shared
-        return Window(stay.open_s, stay.close_s, stay.free_slots, max(service.start_per_s / slower, steady), steady)
-
-    def _some_day(self, tenant: Tenant) -> Window:
-        """Beyond the horizon it is loaded somewhere."""
-        device = next(device for device in self._devices.values() if tenant.may_use(device))
-        service = tenant.service[device.host]
-        open_s = self._settings.prices.horizon_s + self._move_s(tenant, device, self._place(tenant, device), "gpu")
-        return Window(open_s, NEVER, service.slots, service.start_per_s, service.steady_per_s)
-
     # -- steps
 
-    def _options(self, state: State) -> Iterator[Option]:
+    def options(self, state: State) -> Iterator[Option]:
+        """What may be worth a step: of many models, only for the latest."""
         late = [name for name, cost_s in state.costs.items() if cost_s > COST_MIN]
         wide = len(self._tenants) <= MODELS_MAX
         if not wide and len(late) > LATEST:
@@ -175,7 +121,7 @@ class Planner:
                     yield from self._visits_and_moves(state, tenant, room, (*own, *leaves), fraction, wide)
 
     def _may_part(self, tenant: Tenant, fraction: float) -> bool:
-        return tenant.curve is not None and fraction >= self._settings.partial_min
+        return tenant.curve is not None and fraction >= self.settings.partial_min
 
     def _beside(self, state: State, tenant: Tenant, room: Room) -> Iterator[Option]:
         fraction = tenant.footprint.largest_fraction(room.free, tenant.kv_tokens)
@@ -213,11 +159,11 @@ class Planner:
             return
         yield self._option(state, tenant, room, leaves, fraction, "drain", cut_s, visit=True)
         idle_s = self._idle_s(room, leaves)
-        if max(idle_s, cut_s) < self._settings.prices.horizon_s:
+        if max(idle_s, cut_s) < self.settings.prices.horizon_s:
             yield self._option(state, tenant, room, leaves, fraction, "idle", max(idle_s, cut_s), visit=False)
             if wide:
                 yield self._option(state, tenant, room, leaves, fraction, "idle", max(idle_s, cut_s), visit=True)
-        if self._settings.preempt and paused:
+        if self.settings.preempt and paused and not any(_elsewhere(state, other) for other in leaves):
             yield self._option(state, tenant, room, leaves, fraction, "preempt", cut_s, visit=True)
         later_s = max(self._started_s(state, other, room.device) for other in leaves) if wide else 0.0
         if later_s > 0:
@@ -250,8 +196,8 @@ class Planner:
         visit: bool,
     ) -> Option:
         """With a rough guess: what the model's cost falls by, were it there when it can be, and what the others lose."""
-        device, horizon_s = room.device, self._settings.prices.horizon_s
-        begin_s = cut_s + self._move_s(tenant, device, self._place(tenant, device), "gpu")
+        device, horizon_s = room.device, self.settings.prices.horizon_s
+        begin_s = cut_s + self.reckoning.move_s(tenant, device, place_of(tenant, device), "gpu")
         harm, drain_s = 0.0, 0.0
         for other in leaves:
             drain_s = max(drain_s, room.present[other].drain_s)
@@ -273,14 +219,18 @@ class Planner:
 
     def after(self, state: State, option: Option) -> State:
         """The state with that step taken."""
+        return self.reckoned(state, self.draft(state, option))
+
+    def draft(self, state: State, option: Option) -> Draft:
+        """That step with its times and what it costs beside lateness."""
         tenant, device, leaves, cut_s = option.tenant, option.device, option.leaves, option.cut_s
         service, slower = tenant.service[device.host], tenant.slowdown(option.fraction)
         hold_s = service.hold_s * slower
-        swap_s = self._move_s(tenant, device, self._place(tenant, device), "gpu") * option.fraction
+        swap_s = self.reckoning.move_s(tenant, device, place_of(tenant, device), "gpu") * option.fraction
         drain_s, displaced, paused = 0.0, 0.0, 0
         for other in leaves:
             leaver, stay = self._tenants[other], self._present(state, other, device)
-            swap_s += self._move_s(leaver, device, "gpu", leaver.rest)
+            swap_s += self.reckoning.move_s(leaver, device, "gpu", leaver.rest)
             displaced += leaver.demand.rate_per_s
             paused += stay.running
             if option.mode != "idle":
@@ -288,13 +238,13 @@ class Planner:
         ready_s = cut_s + swap_s + (drain_s if option.mode == "drain" else 0.0)
         until_s, back_s = NEVER, NEVER
         if option.visit:
-            until_s = ready_s + max(self._settings.dwell_s, _serving_s(tenant.demand.count, service.slots, service) * slower)
-            return_s = self._move_s(tenant, device, "gpu", tenant.rest)
+            until_s = ready_s + max(self.settings.dwell_s, _serving_s(tenant.demand.count, service.slots, service) * slower)
+            return_s = self.reckoning.move_s(tenant, device, "gpu", tenant.rest)
             for other in leaves:
-                return_s += self._move_s(self._tenants[other], device, self._tenants[other].rest, "gpu")
+                return_s += self.reckoning.move_s(self._tenants[other], device, self._tenants[other].rest, "gpu")
             back_s = until_s + hold_s + return_s
             swap_s += return_s
-        settings = self._settings
+        settings = self.settings
         extra_s = state.extra_s + settings.churn * swap_s * displaced
         extra_s += (settings.swap_s if leaves else LOAD_S) * (2 if option.visit else 1)
         extra_s += settings.swap_weight * swap_s if leaves else 0.0  # the device serves nobody new meanwhile
@@ -318,20 +268,27 @@ class Planner:
             0.0,
             tenant.demand.count,
         )
-        return self._reckoned(state, step, arrival, back_s, extra_s)
+        return Draft(step, arrival, back_s, extra_s)
 
-    def _reckoned(self, state: State, step: Step, arrival: Stay, back_s: float, extra_s: float) -> State:
+    def reckoned(self, state: State, draft: Draft) -> State:
+        """The state with a drafted step taken."""
+        self.searched += 1
+        step, back_s, extra_s = draft.step, draft.back_s, draft.extra_s
         device = self._devices[step.device]
         stays, on = dict(state.stays), state.on
         for other in step.leaves:
             stays[other] = self._left(stays[other], self._tenants[other], device, step, back_s)
-        stays[step.model] = (*stays.get(step.model, ()), arrival)
+        stays[step.model] = (*stays.get(step.model, ()), draft.arrival)
         if back_s == NEVER:
             on = {**on, step.device: (*(other for other in on[step.device] if other not in step.leaves), step.model)}
         free_s = {**state.free_s, step.device: back_s if back_s < NEVER else step.ready_s}
         costs = dict(state.costs)
-        for name in {step.model, *step.leaves, *on[step.device]}:
-            costs[name] = self._cost(name, stays, on)
+        touched = {step.model, *step.leaves, *on[step.device]}
+        for earlier in state.steps:
+            if earlier.device == step.device:  # who lay there before shares its time with whom lies there in the end
+                touched.update(earlier.leaves, (earlier.model,))
+        for name in touched:
+            costs[name] = self.reckoning.cost(name, stays, on)
         total_s = sum(costs.values()) + extra_s
         return State(stays, on, free_s, costs, extra_s, total_s, (*state.steps, step), (*state.trail, state.cost_s))
 
@@ -347,7 +304,7 @@ class Planner:
             if back_s < NEVER:
                 service = leaver.service[device.host]
                 running = stay.running if step.mode == "preempt" else 0
-                again_s = back_s + self._settings.dwell_s
+                again_s = back_s + self.settings.dwell_s
                 changed.append(Stay(device.name, stay.fraction, back_s, NEVER, service.slots, running, service.hold_s, again_s))
         return tuple(changed)
 
@@ -367,16 +324,10 @@ class Planner:
         tenant = self._tenants[name]
         return tenant.footprint.resident_bytes(fraction, tenant.kv_tokens)
 
-    def _place(self, tenant: Tenant, device: Device) -> Place:
-        return tenant.places.get(device.host, "disk")
 
-    def _move_s(self, tenant: Tenant, device: Device, start: Place, end: Place) -> float:
-        key = (tenant.name, device.host, start, end)
-        found = self._moves.get(key)
-        if found is None:
-            weights = tenant.footprint.weight_bytes
-            found = self._moves[key] = self._costs.predict(tenant.name, weights, device.host, start, end).mean_s
-        return found
+def _elsewhere(state: State, name: str) -> bool:
+    """Whether it lies on several devices: requests that are paused on one of them are not served by the others."""
+    return sum([stay.close_s == NEVER for stay in state.stays[name]]) > 1
 
 
 def _serving_s(count: float, slots: float, service: Service) -> float:

@@ -1,23 +1,23 @@
 """The swap planner in the simulation: what it may know of the world, and its due steps carried out. Pure.
 
 An adapter and no more: who is to move where is the planner's word alone, and who starts first that of `lateness.turn`. It
-knows nominal profiles, its own requests, and what its swaps and answers took so far; never the truth's factors nor an
-answer's length before it is over. It plans when somebody waits who cannot be started, no oftener than each `PAUSE_S`
-unless an engine has just got nothing to do.
+knows nominal swap costs, its own requests, and what its swaps and answers took so far, in the gateway's own records of them
+(gateway/habits.py); never the truth's factors nor an answer's length before it is over. It plans when somebody waits who
+cannot be started, no oftener than each `PAUSE_S` unless an engine has just got nothing to do.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from gateway.habits import Rate
-from gateway.lateness import Demand, Prices
+from gateway.habits import Habits
+from gateway.lateness import Prices
 from gateway.lodging import STARVE_MARGIN
-from gateway.residency import Device, PlanSettings, Residency, Resident, Service, Step, Tenant
+from gateway.residency import Device, PlanSettings, Residency, Resident, Step, Tenant
 from gateway.sim.swap_rules import Decide, feed, stranded, turns
 from gateway.sim.swap_scenario import ModelSpec, SwapScenario
 from gateway.sim.swap_world import Engine, Gpu, Job, Swapped, World, footprint, kv_tokens
+from gateway.swap_search import best
 from gateway.swaps import Planner
 from predictor.cost import GB, HostProfile, Place, SwapCosts
 from predictor.offload import from_ends
@@ -27,29 +27,6 @@ DUE_S = 0.05
 SETTINGS = PlanSettings(width=1, looks=300)  # of a plan that is made each second; the search of one that is shown is wider
 
 
-class _Learned:
-    """Running means of a model: arrivals, answers, drains."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.tokens, self.tokens_seen = spec.output_tokens, 4.0
-        self.token_s, self.hold_seen = (spec.base_ms + spec.decode_ms * spec.slots / 2) * 1e-3, 4.0
-        self.rate = Rate()
-        self.slack_s = spec.ttft_s
-        self.targets: dict[float, float] = {}
-
-    def arrived(self, job: Job, now_s: float) -> None:
-        self.rate.arrived(now_s)
-        self.slack_s += (job.ttft_target_s - self.slack_s) / 20
-        self.targets = {target_s: count * 0.98 for target_s, count in self.targets.items()}
-        self.targets[job.ttft_target_s] = self.targets.get(job.ttft_target_s, 0.0) + 1.0
-
-    def over(self, job: Job) -> None:
-        self.tokens_seen = min(self.tokens_seen + 1, 200.0)
-        self.tokens += (job.output_tokens - self.tokens) / self.tokens_seen
-        self.hold_seen = min(self.hold_seen + 1, 50.0)
-        self.token_s += ((job.ended_s - job.first_s) / max(job.output_tokens, 1) - self.token_s) / self.hold_seen
-
-
 class Ours:
     """One gateway's planner over a world."""
 
@@ -57,9 +34,7 @@ class Ours:
         self._world = world
         self._turn_of = turns(world, scenario) if by_turn else None
         self._costs = SwapCosts(hosts)
-        self._learned = {name: _Learned(spec) for name, spec in world.models.items()}
-        self._seen: dict[str, int] = dict.fromkeys(world.models, 0)
-        self._counts: dict[str, int] = dict.fromkeys(world.models, 0)
+        self._habits = {name: Habits() for name in world.models}
         self._gpus = {gpu.name: gpu for gpu in world.gpus}
         self._devices = tuple(Device(gpu.name, gpu.host.name, gpu.host.memory_bytes) for gpu in world.gpus)
         self._settings = replace(SETTINGS, prices=Prices(starve_s=scenario.starve_s * STARVE_MARGIN))
@@ -68,7 +43,7 @@ class Ours:
         self._moment: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
         self.plans = 0
         world.hear = self._swapped
-        world.over = lambda job: self._learned[job.model].over(job)
+        world.over = self._over
 
     def decide(self) -> None:
         """Start whom it can, and plan if that leaves somebody waiting."""
@@ -82,7 +57,7 @@ class Ours:
             return
         self._next_s = world.now_s + PAUSE_S
         self.plans += 1
-        found = Planner(self._view(), self._costs, self._settings).best()
+        found = best(Planner(self._view(), self._costs, self._settings))
         for step in found.steps:
             if step.cut_s <= DUE_S and not self._gpus[step.device].swapping:
                 self._carry_out(step)
@@ -118,7 +93,11 @@ class Ours:
             for job in reversed(queue):
                 if job.arrived_s < self._world.now_s:
                     break
-                self._learned[name].arrived(job, job.arrived_s)
+                self._habits[name].arrived(job.arrived_s, job.arrived_s + job.ttft_target_s)
+
+    def _over(self, job: Job, engine: Engine) -> None:
+        busy = [other for other in engine.device.engines if other is engine or other.running]
+        self._habits[job.model].over(job.first_s - job.started_s, job.ended_s - job.started_s, len(busy))
 
     def _swapped(self, told: Swapped) -> None:
         weights = self._world.models[told.model].weight_gb * GB
@@ -147,11 +126,8 @@ class Ours:
         return max(drain_s + moves_s - begun_s, 0.2)
 
     def _drain_s(self, engine: Engine) -> float:
-        """Until the last of those that run is over: the mean answer's time, and more the more run."""
-        if not engine.running:
-            return 0.0
-        learned = self._learned[engine.spec.name]
-        return learned.tokens * learned.token_s * engine.slower * (0.6 + 0.35 * math.log(engine.running + 1))
+        """Until the last of those that run is over."""
+        return self._habits[engine.spec.name].drain_s(engine.running) * engine.slower
 
     def _resident(self, engine: Engine) -> Resident:
         coming = engine.phase == "in"
@@ -166,28 +142,15 @@ class Ours:
         )
 
     def _tenant(self, spec: ModelSpec) -> Tenant:
-        world, learned = self._world, self._learned[spec.name]
-        prompt_s = spec.prompt_tokens * spec.prompt_us * 1e-6
-        hold_s = prompt_s + learned.tokens * (spec.base_ms + spec.decode_ms * spec.slots / 2) * 1e-3
-        service = Service(float(spec.slots), 1 / prompt_s, min(spec.slots / hold_s, 1 / prompt_s), hold_s)
-        queue = world.waiting[spec.name]
-        groups: dict[int, float] = {}
-        for job in queue:
-            slack_s = job.arrived_s + job.ttft_target_s - prompt_s - world.now_s
-            groups[math.ceil(max(slack_s, -1.0) / 2)] = groups.get(math.ceil(max(slack_s, -1.0) / 2), 0.0) + 1.0
-        waiting = tuple((count, place * 2.0) for place, count in sorted(groups.items()))
-        oldest_s = world.now_s - queue[0].arrived_s if queue else 0.0
+        world, habits = self._world, self._habits[spec.name]
         frozen = [gpu.paused[spec.name] for gpu in world.gpus if spec.name in gpu.paused]
-        for engine in frozen:
-            groups[1] = groups.get(1, 0.0) + engine.running
-            oldest_s = max(oldest_s, world.now_s - engine.cut_s)
-        total = sum(learned.targets.values())
-        classes = tuple((count / total, max(target_s - prompt_s, 0.0)) for target_s, count in learned.targets.items())
-        demand = Demand(waiting, learned.rate.per_s(world.now_s), max(learned.slack_s - prompt_s, 0.0), oldest_s, classes)
-        places = {gpu.host.name: "cache" for gpu in world.gpus if spec.name in gpu.cache}
+        only = tuple(engine.device.name for engine in frozen)  # it goes on nowhere else
+        waiting = [(job.arrived_s, job.arrived_s + job.ttft_target_s) for job in world.waiting[spec.name]]
+        demand = habits.demand(waiting, [(engine.running, engine.cut_s) for engine in frozen], world.now_s)
+        places: dict[str, Place] = {gpu.host.name: "cache" for gpu in world.gpus if spec.name in gpu.cache}
         curve = from_ends(spec.gpu_rate, spec.cpu_rate) if spec.gpu_rate else None
-        hosts = {gpu.host.name: service for gpu in world.gpus}
-        return Tenant(spec.name, footprint(spec), hosts, demand, kv_tokens(spec), places=places, curve=curve)  # type: ignore[arg-type]
+        service = dict.fromkeys((gpu.host.name for gpu in world.gpus), habits.service(float(spec.slots)))
+        return Tenant(spec.name, footprint(spec), service, demand, kv_tokens(spec), only, places=places, curve=curve)
 
 
 def ours(hosts: Mapping[str, HostProfile], by_turn: bool = True) -> Callable[[World, SwapScenario, Random], Decide]:

@@ -123,7 +123,7 @@ class Swapped:
 
 
 class World:
-    """See the module's words. `hear` is told each finished part of a swap; `over` each request's end."""
+    """See the module's words. `hear` is told each finished part of a swap; `over` each request's end and where."""
 
     def __init__(self, gpus: Iterable[Gpu], models: Iterable[ModelSpec], truth: TruthSpec, rng: Random) -> None:
         self.gpus = tuple(gpus)
@@ -134,7 +134,7 @@ class World:
         self.done: list[Job] = []
         self.timeline: list[tuple[float, float, str, str]] = []
         self.hear: Callable[[Swapped], None] = lambda _: None
-        self.over: Callable[[Job], None] = lambda _: None
+        self.over: Callable[[Job, Engine], None] = lambda _, __: None
         self._truth = truth
         self._rng = rng
         self._swap_factor = {name: 1 + rng.uniform(-truth.swap_error, truth.swap_error) for name in self.models}
@@ -233,7 +233,7 @@ class World:
             job = heapq.heappop(engine.ends)[2]
             job.ended_s = engine.used_s = self.now_s
             self.done.append(job)
-            self.over(job)
+            self.over(job, engine)
         self._foresee(gpu)
         if gpu.swapping:
             self._drained(gpu)

@@ -158,8 +158,60 @@ def test_each_kind_of_request_has_its_own_slack() -> None:
     for number in range(400):
         made.arrived("a", 10.0, 10.0 + (6.0 if number % 4 else 90.0))
     classes = made.habits("a").classes()
-    assert [slack_s for _, slack_s in classes] == [6.0 - START_PRIOR_S, PATIENCE_S - START_PRIOR_S]
+    assert [slack_s for _, slack_s in classes] == [6.0 - START_PRIOR_S, 90.0 - START_PRIOR_S]
     assert [share for share, _ in classes] == pytest.approx([0.75, 0.25], abs=0.02)
     for _ in range(600):
         made.arrived("a", 20.0, 21.0)
     assert made.habits("a").classes() == ((1.0, pytest.approx(0.0, abs=2.0)),), "what does not come any more is forgotten"
+
+
+def test_what_neighbours_cost_is_not_learnt_as_the_models_own_time() -> None:
+    made = lodging(here("a"), here("b", running=2), here("c", "g1", running=5))
+    account = Account(0.0)
+    account.model, account.backend, account.end = "a", "e-a", "complete"
+    account.dispatched_s, account.first_byte_s, account.finished_s = 1.0, 2.0, 21.0
+    made.over(account)
+    assert made.habits("a").hold_s == pytest.approx(5.0 + (10.0 - 5.0) / 5)
+
+
+def test_in_dry_mode_nothing_is_expected_as_planned() -> None:
+    step = Step("g0", "b", 1.0, ("a",), "drain", 4.0, 9.0, NEVER, 1.3)
+    for mode, expected_s in (("auto", 8.0), ("dry", 2 * (0.3 + 16.0 / 16.0))):
+        made = lodging(here("a"), away("b"), swaps=Swaps(mode=mode))  # type: ignore[arg-type]
+        made.plan, made.planned_s = SwapPlan((step,), 1.0, 9.0), 4.0
+        assert made.expected_s("b", 5.0) == pytest.approx(expected_s)
+
+
+def test_nobody_is_thought_to_leave_who_need_not() -> None:
+    small = FootprintSpec(weight_gb=5.0)
+    both = lodging(here("a", running=9), away("b"), a=small, b=small)
+    assert both.expected_s("b", 0.0) == pytest.approx(both.load_s(both.lodgers["e-b"])), "there is room for both"
+    sizes = {"a": small, "b": FootprintSpec(weight_gb=12.0), "c": FootprintSpec(weight_gb=14.0)}
+    one = lodging(here("a"), here("b", running=1), away("c"), **sizes)
+    made_s = one.move_s(one.lodgers["e-b"], "gpu", "asleep1") + one.load_s(one.lodgers["e-c"])
+    assert one.expected_s("c", 0.0) == pytest.approx(one.habits("b").drain_s(1) + made_s), "the small one may stay"
+
+
+def test_requests_that_an_engine_keeps_bind_their_model_to_its_device() -> None:
+    kept = replace(away("a", kept=2, kept_s=1.0), name="e-a")
+    made = lodging(kept, here("b"), replace(away("a", "g1"), name="e2-a"))
+    tenant = next(one for one in made.view([], 5.0).tenants if one.name == "a")
+    assert tenant.devices == ("g0",)
+    assert tenant.demand.waiting == ((2.0, 2.0),)
+    assert tenant.demand.oldest_s == 4.0
+
+
+def test_weights_are_read_ahead_only_where_the_mover_can() -> None:
+    made = lodging(away("a"), replace(away("a", "g1", fetches=False), name="e2-a"))
+    assert made.view([], 5.0).tenants[0].fetches == ("g0",)
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    made = lodging(here("a"), away("b"))
+    made.bar("b", "g0", "out of memory", 0.0)
+    made.pins.update(a=True, b=True)
+    assert made.too_far_s("b", 0.0, 0.5)
+    made.lodge([made.lodgers["e-a"]], 1.0)
+    assert made.pins == {"a": True}
+    assert made.barred_s("b", "g0", 1.0) == 0.0
+    assert not made.turned_away(1.0)

@@ -9,6 +9,7 @@ from gateway.lateness import Demand, Prices
 from gateway.residency import Device, PlanSettings, Residency, Resident, Service, SwapPlan, Tenant
 from gateway.schedule import State
 from gateway.swap_actions import plan
+from gateway.swap_search import best
 from gateway.swaps import Planner
 from predictor.cost import SwapCosts
 from predictor.hosts import host_profiles
@@ -32,17 +33,69 @@ def brute_force(planner: Planner, state: State, depth: int) -> float:
     return best
 
 
+MISSED = (42, 88, 392, 471)  # by an earlier search
+OPTIONS_MAX = 13  # first steps, beyond which brute force takes long
+
+
 def test_within_five_percent_of_brute_force() -> None:
-    ratios = []
-    for seed in (0, 2, 5, 10, 12, 25, 26, 33, 39, 42, 47, 52, 57, 60):
+    ratios = {}
+    for seed in (*range(200), *MISSED):
         view = fleet(seed, devices=1 + seed % 3, models=2 + (seed // 3) % 3)
         planner = Planner(view, SwapCosts(HOSTS), SETTINGS)
-        least = brute_force(planner, planner.root, 3)
-        if planner.root.cost_s > 1.0:
-            ratios.append(planner.best().cost_s / max(least, 1.0))
-    assert len(ratios) >= 8
-    assert sorted(ratios)[len(ratios) * 9 // 10] <= 1.05
-    assert sum(ratios) / len(ratios) <= 1.05
+        few = sum(1 for _ in planner.options(planner.root)) <= OPTIONS_MAX
+        if planner.root.cost_s > 1.0 and (few or seed in MISSED):
+            least = brute_force(planner, planner.root, 3)
+            ratios[seed] = best(Planner(view, SwapCosts(HOSTS), SETTINGS)).cost_s / max(least, 1.0)
+    assert len(ratios) >= 50
+    assert {seed: ratio for seed, ratio in ratios.items() if ratio > 1.05} == {}
+
+
+def test_few_steps_of_the_narrow_search_are_worse_than_those_of_the_sure_one() -> None:
+    pairs = []
+    for seed in range(0, 60, 2):
+        view = fleet(seed, devices=1 + seed % 3, models=2 + (seed // 3) % 3)
+        narrow = best(Planner(view, SwapCosts(HOSTS), replace(SETTINGS, width=1, looks=300))).cost_s
+        pairs.append((best(Planner(view, SwapCosts(HOSTS), SETTINGS)).cost_s, narrow))
+    assert all(sure <= narrow for sure, narrow in pairs)
+    assert sum(narrow <= 1.05 * sure for sure, narrow in pairs) >= 0.7 * len(pairs)
+
+
+def test_a_search_that_may_reckon_little_still_finds_what_the_narrow_one_finds() -> None:
+    view = fleet(42, devices=1, models=4)
+    few = Planner(view, SwapCosts(HOSTS), replace(SETTINGS, reckonings=50))
+    narrow = best(Planner(view, SwapCosts(HOSTS), replace(SETTINGS, width=1))).cost_s
+    assert best(few).cost_s <= narrow and few.reckoning.count < 400
+    assert best(Planner(view, SwapCosts(HOSTS), SETTINGS)).cost_s < narrow
+
+
+def test_what_a_schedule_costs_does_not_depend_on_the_order_of_its_steps() -> None:
+    view = fleet(601, devices=2, models=4)
+    planner = Planner(view, SwapCosts(HOSTS), SETTINGS)
+    checked = 0
+    for one in planner.options_for(planner.root, "m1"):
+        for other in planner.options_for(planner.root, "m3"):
+            if one.device.name != other.device.name:
+                there = planner.after(planner.after(planner.root, one), other)
+                back = planner.after(planner.after(planner.root, other), one)
+                assert there.cost_s == pytest.approx(back.cost_s)
+                checked += 1
+    assert checked > 20
+
+
+def test_nobody_is_paused_on_one_device_while_its_model_lies_on_another() -> None:
+    urgent = model("b", 29.5, burst(8, 8.0))
+    long = model("a", 29.5, Demand((), 0.01, 30.0))
+    planner = Planner(
+        Residency(
+            (Device("d0", RTX, 32e9), Device("d1", RTX, 32e9)),
+            (long, urgent),
+            (Resident("a", "d0", 1.0, 1, 90.0), Resident("a", "d1", 1.0, 1, 90.0)),
+        ),
+        SwapCosts(HOSTS),
+        SETTINGS,
+    )
+    modes = {option.mode for option in planner.options_for(planner.root, "b")}
+    assert "drain" in modes and "preempt" not in modes
 
 
 def model(name: str, weight_gb: float, demand: Demand = NOBODY, **more) -> Tenant:
@@ -127,6 +180,10 @@ def test_idle_memory_takes_the_weights_most_likely_wanted() -> None:
     tenants = [model("a", 29.5, Demand((), 0.2)), model("b", 16.4, Demand((), 0.01, 60.0)), model("c", 16.4, Demand((), 0.0))]
     found = planned(tenants, [Resident("a", "d0")], ram_bytes={"d0": 20e9}, settings=replace(SETTINGS, swap_s=100.0))
     assert [(action.kind, action.model) for action in found.actions] == [("prefetch", "b")]
+    tenants[1] = replace(tenants[1], fetches=())
+    tenants[2] = replace(tenants[2], demand=Demand((), 0.005, 60.0), fetches=("d0",))
+    found = planned(tenants, [Resident("a", "d0")], ram_bytes={"d0": 20e9}, settings=replace(SETTINGS, swap_s=100.0))
+    assert [(action.kind, action.model) for action in found.actions] == [("prefetch", "c")]
 
 
 def test_who_has_nothing_to_do_gives_way_to_one_who_waits() -> None:
