@@ -155,7 +155,8 @@ def load(path: str | None) -> GatewayConfig:
     where = path or "environment"
     if path is not None:
         try:
-            document = tomllib.loads(Path(path).read_text())
+            # UTF-8 whatever the locale; some editors put a byte order mark first
+            document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
         except UnicodeDecodeError:

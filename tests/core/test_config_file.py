@@ -159,6 +159,12 @@ def test_problems(tmp_path: Path, text: str | bytes, said: str) -> None:
     assert said in line
 
 
+def test_a_mark_that_editors_put_first_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf[queue]\r\nsize = 7\r\n")
+    assert load(str(path)).queue.size == 7
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "none.toml", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigError) as caught:
