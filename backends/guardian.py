@@ -23,10 +23,12 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value)
 
 
-def _become(command: list[str]) -> NoReturn:
+def _become(command: list[str], guardian: int) -> NoReturn:
     """In the forked process: the program, killed should the guardian be."""
     os.setpgid(0, 0)
     _prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guardian:
+        os._exit(128 + signal.SIGKILL)  # it went before we could ask to go with it
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
@@ -79,9 +81,9 @@ def main() -> int:
     _prctl(_SUBREAPER, 1)
     if os.getppid() != parent:
         return 128 + signal.SIGTERM  # it went before we could ask to be told
-    program = os.fork()
+    guardian, program = os.getpid(), os.fork()
     if program == 0:
-        _become(command)
+        _become(command, guardian)
     with suppress(OSError):  # it has done so itself, and runs already
         os.setpgid(program, program)  # else a signal heard before would go to nobody
     while True:

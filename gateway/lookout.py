@@ -29,10 +29,12 @@ class Lookout:
         self._watch = watch
 
     async def look(self) -> None:
-        """Ask all whom nobody moves just now."""
+        """Ask all whom nobody moves just now. A mistake of ours with one of them is raised once all others are looked at."""
         lodgers = self._plane.lodging.lodgers.values()
         still = [lodger for lodger in lodgers if lodger.name in self._movers and lodger.device not in self._moving]
-        await asyncio.gather(*map(self._look_at, still))
+        for error in await asyncio.gather(*map(self._look_at, still), return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def glance(self, until_s: float) -> None:
         """Return then, or as soon as a process of ours has ended unasked."""

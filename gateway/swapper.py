@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from backends.moves import MoveError
+from backends.moves import MoveError, Mover
 from gateway.endless import endless
 from gateway.lodgers import Lodgers
 from gateway.lodging import DOWN_S, STARVE_MARGIN, Lodger, Waiter
@@ -82,9 +82,11 @@ class Swapper:
     async def _look_on(self) -> None:
         while True:
             self._lodgers.sync()
-            await self._lookout.look()
-            self._looked.set()
-            self._nudged.set()
+            try:
+                await self._lookout.look()
+            finally:
+                self._looked.set()
+                self._nudged.set()
             await self._lookout.glance(self._plane.now() + LOOK_S)
 
     async def _plan_on(self) -> None:
@@ -118,7 +120,8 @@ class Swapper:
         lodging.plan, lodging.planned_s = found, now_s
         if plane.config.swaps.mode != "auto":
             return
-        for step in found.steps:
+        first = {step.device: step for step in reversed(found.steps)}  # what comes after it rests on it
+        for step in first.values():
             if step.device not in self._moving and (step.cut_s <= DUE_S or self._starves(step, waiters)):
                 self._carry_out(step, why(step))
         for action in found.actions:
@@ -234,12 +237,13 @@ class Swapper:
 
     def _prefetch(self, model: str, device: str) -> None:
         for lodger in self._plane.lodging.lodgers.values():
-            if (lodger.model, lodger.device) == (model, device) and lodger.fetches:
-                task = self._fetching[device] = asyncio.create_task(self._fetch(lodger), name=f"fetch-{device}")
+            mover = self._movers.get(lodger.name)
+            if (lodger.model, lodger.device) == (model, device) and lodger.fetches and mover is not None:
+                task = self._fetching[device] = asyncio.create_task(self._fetch(lodger, mover), name=f"fetch-{device}")
                 task.add_done_callback(partial(self._over, device))
 
-    async def _fetch(self, lodger: Lodger) -> None:
-        mover, before, began_s = self._movers[lodger.name], lodger.place, self._plane.now()
+    async def _fetch(self, lodger: Lodger, mover: Mover) -> None:
+        before, began_s = lodger.place, self._plane.now()
         try:
             await mover.prefetch()
         except MoveError as error:

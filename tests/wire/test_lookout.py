@@ -84,6 +84,26 @@ def test_a_move_that_ends_by_a_mistake_leaves_nobody_on_the_way(monkeypatch: pyt
     share(case)
 
 
+def test_a_mistake_with_one_of_them_is_told_when_all_others_were_looked_at() -> None:
+    class Broken(Told):
+        async def where(self) -> Place | None:
+            self.asked.set()
+            raise RuntimeError("a mistake of ours")
+
+    async def case(rig: Rig) -> None:
+        other = Told("asleep1")
+        task = await look(rig, a=Broken("gpu"), b=other)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+        other.may_say.set()
+        with pytest.raises(RuntimeError):
+            await task
+        assert states(rig)["e-b"] == "asleep"
+
+    share(case)
+
+
 @pytest.mark.parametrize("where", ["gateway.swapper.plan", "gateway.lookout.Lookout.look"])
 def test_a_mistake_in_one_round_does_not_end_the_others(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:

@@ -198,3 +198,14 @@ def test_dry_moves_nothing_and_plans() -> None:
         assert states(rig) == {"e-a": "ready", "e-b": "asleep"}
 
     share(case, "a", "b", swaps=replace(SWAPS, mode="dry"), queue_s=10.0)
+
+
+def test_nobody_leaves_for_a_model_whose_backend_is_gone() -> None:
+    async def case(rig: Rig) -> None:
+        step = Step("gpu0", "gone", 1.0, ("a",), "drain", 0.0, 1.0, NEVER, 1.0)
+        swapper(rig)._carry_out(step, "planned before it went", by_hand=True)
+        told = await moved(rig, 1)
+        assert (told.outcome, told.reason) == ("given up", "its backend is gone")
+        assert states(rig) == {"e-a": "ready"}
+
+    share(case, "a", tokens=SHORT)
