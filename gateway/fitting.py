@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     from gateway.replica import Replica
 
 BYTES_PER_TOKEN = 3  # of a body; most have more
+MEDIA = (b";base64,", b'"input_audio"')
 
 
-def needed_tokens(body_bytes: int, max_tokens: int) -> int:
-    """What prompt and answer may take of an engine's context; `max_tokens` below 0: not said, so at least one."""
-    return body_bytes // BYTES_PER_TOKEN + max(1, max_tokens)
+def needed_tokens(body: bytes, max_tokens: int) -> int:
+    """What prompt and answer may take of an engine's context; `max_tokens` below 0: not said, so at least one. The bytes of
+    pictures and sound say nothing of their tokens: of a body with such only the answer is counted."""
+    prompt_tokens = 0 if any(mark in body for mark in MEDIA) else len(body) // BYTES_PER_TOKEN
+    return prompt_tokens + max(1, max_tokens)
 
 
 def uneven(replicas: Iterable["Replica"]) -> bool:

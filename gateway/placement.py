@@ -97,7 +97,7 @@ class Placement:
         assert ask is not None
         plane.lodging.arrived(ask.model, account.accepted_s, account.deadline_s)
         if plane.fleet.uneven:
-            tokens = needed_tokens(len(body), fields.max_tokens)
+            tokens = needed_tokens(body, fields.max_tokens)
             self._tried |= too_small(plane.fleet.routable(ask.model, self._kind), tokens)
         if self._kind == "generate":
             station = self.station = plane.desks.station(ask.model, account.route)

@@ -30,7 +30,12 @@ def test_one_that_says_nothing_takes_any() -> None:
 
 
 def test_an_answer_of_unknown_length_has_a_token() -> None:
-    assert (needed_tokens(300, -1), needed_tokens(300, 50)) == (101, 150)
+    assert (needed_tokens(b"x" * 300, -1), needed_tokens(b"x" * 300, 50)) == (101, 150)
+
+
+def test_pictures_and_sound_are_not_taken_for_text() -> None:
+    assert needed_tokens(b'{"url":"data:image/png;base64,' + b"A" * 90_000, 50) == 50
+    assert needed_tokens(b'{"type":"input_audio","data":"' + b"A" * 90_000, -1) == 1
 
 
 def test_equal_engines_are_not_uneven() -> None:
