@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -32,6 +31,7 @@ from gateway.probing import ProbeClient
 from predictor.request import Estimate, LengthEstimate
 from predictor.snapshot import ProbeReply
 from predictor.wire import encode_reply
+from tests.core.in_engine import InEngine
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(1052, 16, 48, 512, 4096)
@@ -39,22 +39,6 @@ RUNNING, WAITING = 48, 50
 STEP_S = 0.02
 PROBES_PER_S = 500
 REFERENCE_LOOPS = 200_000
-
-
-@dataclass(eq=False)
-class InEngine:
-    """A request as a scheduler holds it."""
-
-    request_id: str
-    num_prompt_tokens: int
-    num_computed_tokens: int = 0
-    max_tokens: int = 1024
-    leeway_expected: int = 400
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.output)
 
 
 class Engine:
@@ -69,7 +53,7 @@ class Engine:
 
     def _request(self, computed: bool) -> InEngine:
         self._serial += 1
-        made = InEngine(f"chatcmpl-{self._serial:032x}-{self._serial:08x}", 60 + self._serial * 37 % 200)
+        made = InEngine(f"chatcmpl-{self._serial:032x}-{self._serial:08x}", 60 + self._serial * 37 % 200, 0, 1024, 400)
         if computed:
             made.output = [0] * (self._serial * 13 % 150)
             made.num_computed_tokens = made.num_prompt_tokens + len(made.output)

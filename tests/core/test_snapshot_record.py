@@ -1,7 +1,6 @@
 """The snapshot record: what is written is read, whole or not at all; the recorder's columns and steps."""
 
 import struct
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -23,6 +22,7 @@ from backends.snapshot_record import (
     encode,
     raw,
 )
+from tests.core.in_engine import InEngine
 
 LIMITS = Limits(96, 128, 16, 512, 2048)
 
@@ -169,22 +169,6 @@ def test_short_buffer_is_refused() -> None:
         RecordReader(bytearray(HEAD_BYTES - 1))
 
 
-@dataclass(eq=False)
-class Asked:
-    """A request as vLLM's scheduler holds it."""
-
-    request_id: str
-    num_prompt_tokens: int
-    num_computed_tokens: int = 0
-    max_tokens: int = 100
-    leeway_expected: int = 50
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.output)
-
-
 class Kept:
     """Keeps the last payload; `room` False stands for one that did not fit."""
 
@@ -200,7 +184,7 @@ class Kept:
 def test_recorder_follows_steps() -> None:
     kept = Kept()
     recorder = StepRecorder("e", LIMITS, kept)
-    old, new, late = Asked("old", 10, 14, output=[0] * 4), Asked("new", 300, 200), Asked("late", 7)
+    old, new, late = InEngine("old", 10, 14, output=[0] * 4), InEngine("new", 300, 200), InEngine("late", 7)
     recorder.record(1.0, [], [], {}, 0, 96, 0)
     first = decode(kept.payload)
     assert (first.running, first.waiting, first.step, first.past_s, first.limits) == (NOBODY, NOBODY, IDLE, 0.0, LIMITS)
@@ -227,7 +211,7 @@ def test_recorder_follows_steps() -> None:
 def test_recorder_notices_who_joins_and_leaves() -> None:
     kept = Kept()
     recorder = StepRecorder("e", LIMITS, kept)
-    one, two, three = Asked("one", 10, 11), Asked("two", 10, 11), Asked("three", 10)
+    one, two, three = InEngine("one", 10, 11), InEngine("two", 10, 11), InEngine("three", 10)
     seen = []
     for running, waiting in [([one], [two]), ([one, two], []), ([one, two], [three]), ([two], [three]), ([two, three], [])]:
         recorder.record(1.0, running, waiting, {}, 0, 9, 0)
@@ -244,15 +228,15 @@ def test_recorder_notices_who_joins_and_leaves() -> None:
 
 def test_decode_step_of_all_needs_no_look_at_each() -> None:
     kept = Kept()
-    running = [Asked(str(i), 10, 15 + i, output=[0] * 5) for i in range(3)]
+    running = [InEngine(str(i), 10, 15 + i, output=[0] * 5) for i in range(3)]
     StepRecorder("e", LIMITS, kept).record(1.0, running, [], {"0": 1, "1": 1, "2": 1}, 3, 9, 0)
     assert decode(kept.payload).step == Work(0, 3, 14 + 15 + 16, 0)
 
 
 def test_record_stays_within_its_room_however_long_ids_and_queue_are() -> None:
     kept = Kept()
-    running = [Asked("r" * 10_000, 2**31, 2**31, 2**31, 2**31) for _ in range(16)]
-    waiting = [Asked("w" * 10_000, 100 + i) for i in range(WAITING_LISTED_MAX + 300)]
+    running = [InEngine("r" * 10_000, 2**31, 2**31, 2**31, 2**31) for _ in range(16)]
+    waiting = [InEngine("w" * 10_000, 100 + i) for i in range(WAITING_LISTED_MAX + 300)]
     StepRecorder("e", LIMITS, kept).record(1.0, running, waiting, {}, 0, 9, 0)
     record = decode(kept.payload)
     assert len(kept.payload) <= payload_max(16)

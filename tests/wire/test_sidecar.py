@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +18,7 @@ from predictor.profile import StepProfile
 from predictor.request import LengthEstimate
 from predictor.sidecar import BODY_BYTES_MAX, Sidecar, SidecarConfig, SidecarConfigError
 from predictor.wire import Ask, encode_ask
+from tests.core.in_engine import InEngine
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "wire"
 PROFILE = StepProfile(base_s=0.01, prefill_token_s=0.001, decode_seq_s=0.002, kv_token_s=0.0001)
@@ -29,22 +29,6 @@ TOKEN = "token-of-the-sidecar"
 def asking(name: str = "new", prompt_tokens: int = 40, output_tokens: int = 20) -> bytes:
     lengths = LengthEstimate(output_tokens, output_tokens, output_tokens, "test")
     return encode_ask(Ask(name, "m", prompt_tokens, lengths), 0)
-
-
-@dataclass(eq=False)
-class InEngine:
-    """A request as a scheduler holds it."""
-
-    request_id: str
-    num_prompt_tokens: int
-    num_computed_tokens: int = 0
-    max_tokens: int = 50
-    leeway_expected: int = 50
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.output)
 
 
 class Clock:
