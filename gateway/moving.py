@@ -212,6 +212,7 @@ class Move:
         except MoveError as error:
             with suppress(MoveError):  # half of it may be there, where what left is to come back
                 await mover.out(mover.keeps and lodger.kept > 0)
+            await mover.where()  # who is gone holds nothing
             self._left(lodger, mover, str(error))
             raise
         now_s = plane.now()
