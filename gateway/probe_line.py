@@ -105,9 +105,7 @@ class Line(asyncio.Protocol):
     def note(self, note: Note) -> None:
         """Have a note told, by the next question or by `tell`."""
         self._notes.append(note)
-        if len(self._notes) > NOTES_HELD_MAX:
-            self._notes.popleft()
-            self._owner.notes_lost += 1
+        self._bound()
         now_s = note.made_s
         if not self._ready(now_s):
             self._revive()
@@ -182,11 +180,17 @@ class Line(asyncio.Protocol):
         asked, self._asked = self._asked, deque()
         untold = [note for one in asked for note in one.notes]
         self._notes.extendleft(reversed(untold))
+        self._bound()
         if self._notes:
             self._revive()
         for one in asked:
             if one.round is not None:
                 one.round.answered(self.name, None)
+
+    def _bound(self) -> None:
+        while len(self._notes) > NOTES_HELD_MAX:
+            self._notes.popleft()
+            self._owner.notes_lost += 1
 
     def _revive(self) -> None:
         """Notes wait, and nobody may ask here for long: connect when that is due."""

@@ -240,6 +240,24 @@ def test_an_unreachable_sidecar_holds_a_bounded_number_of_notes() -> None:
     run(sidecar, scenario)
 
 
+def test_a_connection_that_breaks_under_many_notes_keeps_a_bounded_number() -> None:
+    sidecar = Sidecar(lambda message, notes: None if sidecar.scripted.connections == 1 and notes else taking(message, notes))
+
+    async def scenario(client: ProbeClient) -> None:
+        assert await ask(client)
+        done: list[object] = []
+        for number in range(400):
+            client.reserve("a", job(number))
+            client.ask(("a",), JOB, done.append)
+        await virtual_pause(2.0)
+        reserved = {one.split()[1] for one in sidecar.story() if one.startswith("/reserve")}
+        assert len(reserved) + client.notes_lost == 400
+        assert len(reserved) == NOTES_HELD_MAX
+        assert len(done) == 400
+
+    run(sidecar, scenario)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_every_reservation_is_told_or_counted(seed: int) -> None:
     """Whatever a sidecar answers and whenever it breaks off."""
