@@ -23,6 +23,7 @@ from gateway.accounts import Account
 if TYPE_CHECKING:
     from gateway.server import DataPlane
 
+REMOVED = "removed"  # the label of backends that are no more
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 STATES = ("starting", "ready", "draining", "asleep", "swapping", "down")
 
@@ -40,6 +41,11 @@ class Histogram:
         """Count one value."""
         self.counts[bisect_left(SECONDS, value_s)] += 1
         self.total_s += value_s
+
+    def add(self, other: "Histogram") -> None:
+        """What another one has counted, too."""
+        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
+        self.total_s += other.total_s
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative, as the text format wants them."""
@@ -64,6 +70,18 @@ class Cell:
         self.output_tokens = 0
         self.events = 0
         self.retries = 0
+
+    def add(self, other: "Cell") -> None:
+        """What another one has counted, too."""
+        for end, count in other.ends.items():
+            self.ends[end] = self.ends.get(end, 0) + count
+        self.duration.add(other.duration)
+        self.ttft.add(other.ttft)
+        self.queue.add(other.queue)
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        self.events += other.events
+        self.retries += other.retries
 
 
 class RequestMetrics:
@@ -94,6 +112,13 @@ class RequestMetrics:
         cell.events += account.events
         if account.attempts > 1:
             cell.retries += account.attempts - 1
+
+    def forget(self, backend: str) -> None:
+        """A backend was removed: its counts go on as those of `removed`, since backends that come and go under ever new
+        names would leave their series behind, and sums must not fall."""
+        for route, model, name in [key for key in self._cells if key[2] == backend]:
+            cell = self._cells.pop((route, model, name))
+            self._cells.setdefault((route, model, REMOVED), Cell()).add(cell)
 
     def _cell(self, account: Account) -> Cell:
         model = account.model

@@ -194,6 +194,7 @@ class DataPlane:
         """Forget a backend. Requests on it finish."""
         self.fleet.removed(name)
         self.desks.forget(name)
+        self.metrics.forget(name)
         self.pools.remove(name)
 
     # -- models

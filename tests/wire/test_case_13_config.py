@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config import Limits, ModelSpec
 from gateway.config_file import ConfigError, load
-from tests.wire.kit import ADMIN_KEY, CONFIG, Rig, chat, idle_for, run
+from tests.wire.kit import ADMIN_KEY, CONFIG, Rig, chat, idle_for, metric, run, until
 from tests.wire.scripted import ScriptedBackend
 from tests.wire.served import Served, served
 from tests.wire.test_case_06_headers import FORM, MULTIPART
@@ -99,6 +99,34 @@ def test_case_13_2_known_model_names_are_bounded_too() -> None:
         assert sum('model="other"' in line for line in lines) == 1
 
     run(case, replace(CONFIG, limits=Limits(model_labels=5)), backends=(backend,))
+
+
+def test_case_13_2_backends_that_come_and_go_leave_no_series() -> None:
+    """13.2 on the operator's side: ten backends under ten names, added and removed by REST: one more set of series in all."""
+
+    async def case(rig: Rig) -> None:
+        server = ScriptedBackend("passing", ("passing",))
+        await server.start()
+
+        async def one(name: str) -> None:
+            made = {"name": name, "url": server.url, "engine": "openai", "models": ["passing"]}
+            assert (await rig.admin("POST", "/admin/backends", made)).status == 202
+            await until(lambda: (found := rig.app.plane.fleet.get(name)) is not None and found.state == "ready")
+            assert (await rig.ask({**chat(), "model": "passing"})).status == 200
+            assert (await rig.admin("DELETE", f"/admin/backends/{name}?timeout_s=5")).status == 202
+            await until(lambda: rig.app.plane.fleet.get(name) is None)
+
+        await one("pod-0")
+        before = series(await rig.metrics())
+        for number in range(1, 10):
+            await one(f"pod-{number}")
+        text = await rig.metrics()
+        assert series(text) == before
+        assert "pod-" not in text
+        assert metric(text, "leeway_output_tokens_total") >= 10
+        await server.close()
+
+    run(case)
 
 
 IDS = ("org/model-7b", "llama3:8b", "org/sub/model:tag@1", "m", "a b", "\u6a21\u578b", "x%2Fy")
