@@ -12,10 +12,10 @@ from zlib import crc32
 from predictor.features import words_of
 from predictor.prompts import PromptView
 
-TEXT_BUCKETS = 1 << 16
-GAP_BUCKETS = 1 << 15
-PIECE_BUCKETS = 1 << 15
-SAID_BUCKETS = 1 << 14
+TEXT_BUCKETS = 1 << 17
+GAP_BUCKETS = 1 << 16
+PIECE_BUCKETS = 1 << 16
+SAID_BUCKETS = 1 << 15
 GRAM_BUCKETS = TEXT_BUCKETS + GAP_BUCKETS + PIECE_BUCKETS + SAID_BUCKETS
 HEAD_CHARS = 512
 TAIL_CHARS = 512

@@ -39,7 +39,7 @@ class TreeOptions:
     rows_per_leaf: int = 20
     words: bool = True
     middle: str = "huber"
-    ridge: float = 1.5
+    ridge: float = 3.0
     reply_slope: float = 0.3  # of the answer's log length by that of the earlier replies, before any tree
     level_share: float = 1.0
     seed: int = 0
