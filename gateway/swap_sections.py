@@ -103,7 +103,7 @@ SwapsSection: Any = section(
 
 def swap_clashes(devices: list[DeviceSection], backends: list[Any], models: dict[str, Any]) -> list[str]:
     """Two devices of one name, an unknown kind of host, a backend on an unknown device, a model that moves and is of no
-    size or larger than its device, a model twice on one device."""
+    size or larger than its device, a model twice on one device, two processes at one address, models that nobody counts."""
     from predictor.hosts import host_profiles
 
     hosts = host_profiles()
@@ -115,6 +115,7 @@ def swap_clashes(devices: list[DeviceSection], backends: list[Any], models: dict
         if device.host not in hosts
     ]
     seen: set[tuple[str, str]] = set()
+    ports: dict[int | None, str] = {}
     for i, backend in enumerate(backends):
         swap = backend.swap
         if not swap.device:
@@ -122,6 +123,10 @@ def swap_clashes(devices: list[DeviceSection], backends: list[Any], models: dict
         if swap.device not in known:
             problems.append(f"backends.{i}.swap.device: no device is named {swap.device!r}")
             continue
+        if swap.way == "process" and ports.setdefault(urlsplit(backend.url).port, backend.name) != backend.name:
+            problems.append(f"backends.{i}.url: the process of {ports[urlsplit(backend.url).port]!r} listens on that port")
+        if not backend.models:
+            problems.append(f"backends.{i}.models: needed, since what lies on {swap.device!r} takes its memory")
         for model in backend.models:
             if (swap.device, model) in seen:
                 problems.append(f"backends.{i}: {model!r} would lie on {swap.device!r} twice")

@@ -21,6 +21,18 @@ footprint = { weight_gb = 16.0, overhead_gb = 1.0 }
 """
 
 
+LINE = """models = ["m"]
+swap = { device = "gpu0", way = "process", command = ["serve", "--port", "${PORT}"], env = { TOKEN = "secret-1" } }"""
+SECOND = """[[backends]]
+name = "b"
+url = "http://127.0.0.1:9001"
+models = ["n"]
+swap = { device = "gpu0", way = "process", command = ["serve", "--port", "${PORT}"] }
+[models.n]
+footprint = { weight_gb = 16.0 }
+[models.m]"""
+
+
 def loaded(tmp_path: Path, text: str) -> object:
     path = tmp_path / "gateway.toml"
     path.write_text(text)
@@ -45,6 +57,8 @@ def test_it_comes_through_and_hides_what_may_be_secret(tmp_path: Path) -> None:
         ('way = "process"', 'way = "sleep"', 'swap.command: belongs to way = "process"'),
         (', command = ["serve", "--port", "${PORT}"]', "", 'swap.command: belongs to way = "process"'),
         ('models = ["m"]', "", "models: what moves must name the one model"),
+        (LINE, 'swap = { device = "gpu0" }', "backends.0.models: needed, since what lies on 'gpu0' takes its memory"),
+        ("[models.m]", SECOND, "backends.1.url: the process of 'a' listens on that port"),
         (":9001", "", "url: needs a port"),
         (":9001", ":0", "url: needs a port"),
         ("${PORT}", "${PROT}", "swap.command: ${PROT} in the command: known are"),
