@@ -74,7 +74,9 @@ def test_tests_neither_sleep_nor_skip() -> None:
 
 # Run inside vLLM's process, or need what the extra `train` brings; tests/engine and the evaluations import them.
 IN_ENGINE = {f"backends/{name}.py" for name in ("vllm_cascade", "vllm_kv", "vllm_scheduler")}
-IN_TORCH = {f"gateway/tagger/{name}.py" for name in ("export", "network", "run", "teacher", "training", "tree_columns", "trees")}
+IN_TORCH = {
+    f"gateway/tagger/{name}.py" for name in ("export", "network", "run", "teacher", "training", "tree_columns", "trees")
+}
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in PACKAGES
