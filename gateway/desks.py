@@ -221,7 +221,8 @@ class Desks:
     def forget(self, name: str) -> None:
         """A backend was removed."""
         self.engines.forget(name)
-        for station in self._stations.values():
+        for station in (*self._stations.values(), *self._retired):
+            station.desk.removed(name)
             if station.client is not None:
                 station.client.removed(name)
 

@@ -50,6 +50,7 @@ class Foresight:
     def forget(self, name: str) -> None:
         """The replica is gone."""
         self._forecasts.pop(name, None)
+        self._paces.pop(name, None)
 
     def _forecast(self, name: str, mirror: Mirror) -> Forecast:
         known = self._forecasts.get(name)

@@ -195,6 +195,27 @@ def test_a_dead_sidecar_sends_requests_down_the_ladder() -> None:
     run(case, config("po2"), backends=2, spec=lambda spec: replace(spec, sidecar="http://127.0.0.1:9"))
 
 
+def test_nothing_is_kept_of_backends_that_are_gone() -> None:
+    """Backends that come and go under new names: no forecast, no picture of one outlives it."""
+
+    async def case(rig: Rig) -> None:
+        server = ScriptedBackend("passing")
+        await server.start()
+        for name in ("pod-1", "pod-2", "pod-3"):
+            made = {"name": name, "url": server.url, "engine": "openai"}
+            assert (await rig.admin("POST", "/admin/backends", made)).status == 202
+            await until(lambda name=name: (r := rig.app.plane.fleet.get(name)) is not None and r.state == "ready")  # type: ignore[misc]
+            assert {(await rig.ask(chat(stream=True))).status for _ in range(4)} == {200}
+            assert (await rig.admin("DELETE", f"/admin/backends/{name}?timeout_s=5")).status == 202
+            await until(lambda name=name: rig.app.plane.fleet.get(name) is None)  # type: ignore[misc]
+        assert (await rig.ask(chat(stream=True))).status == 200
+        ((_, desk),) = rig.app.plane.desks
+        assert set(desk._foresight._forecasts) == set(desk._foresight._paces) == {"b0", "b1"}
+        await server.close()
+
+    run(case, config("fanout"), backends=2)
+
+
 def test_lengths_are_learned_from_what_engines_count() -> None:
     async def case(rig: Rig) -> None:
         for _ in range(30):
