@@ -110,13 +110,17 @@ class Child:
         except OSError:
             return ""
 
+    def forget(self) -> None:
+        """Its last words are not asked for any more."""
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
     def _open_log(self) -> int:
         assert self._log is not None
         if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
             self._log.replace(self._log.with_name(self._log.name + ".1"))
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None
+        self.forget()
         output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._log_begin = os.fstat(output).st_size
         with suppress(OSError):  # written and not read: it has no last words

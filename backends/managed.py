@@ -93,6 +93,7 @@ class ManagedProcess:
         """End it."""
         await self._child.stop(self._spec.swap.stop_s)
         self._layers = None
+        self._child.forget()
 
     def died(self) -> str:
         """Its exit code and the end of its log, if it ended though it was ready."""

@@ -59,6 +59,7 @@ def managed(
             finally:
                 await mover.close()
             assert not mover._child.running
+            assert not [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(log)]
 
     asyncio.run(run())
 
