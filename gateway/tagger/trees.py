@@ -39,7 +39,8 @@ class TreeOptions:
     rows_per_leaf: int = 20
     words: bool = True
     middle: str = "huber"
-    ridge: float = 3.0
+    words_ridge: float = 1.0
+    grams_ridge: float = 3.0
     reply_slope: float = 0.3  # of the answer's log length by that of the earlier replies, before any tree
     level_share: float = 1.0
     seed: int = 0
@@ -79,10 +80,10 @@ def _with_columns(
     fold = tree_columns.fold_of([row.group or str(number) for number, row in enumerate(rows)], options.seed)
     texts = [row.grams for row in rows if row.grams is not None]
     if len(texts) == len(rows):
-        grams = tree_columns.of_grams(texts, target, fold, options.ridge)
+        grams = tree_columns.of_grams(texts, target, fold, options.grams_ridge)
         return np.column_stack([numbers, grams.columns]), None, (grams.weights, grams.scales)
     table = tree_columns.word_table([row.cues.words for row in rows])
-    spoken, column = tree_columns.fitted(table, target, fold, options.ridge)
+    spoken, column = tree_columns.fitted(table, target, fold, options.words_ridge)
     return np.column_stack([numbers, column]), spoken, None
 
 
