@@ -192,7 +192,7 @@ class Desk:
             known = ticket.view.mirror is not None and ticket.view.mirror.revised(job_id, lengths)
             return None if not known else self._go_on(now_s) if self.line else []
         if not moves(ticket.job.lengths, lengths):
-            self.hindsight.compared += 1
+            self.hindsight.stayed()
             return []
         before = self.line.tickets.index(ticket)
         ticket.job = replace(ticket.job, lengths=lengths)

@@ -14,24 +14,35 @@ from gateway.plan import Lane, Ticket
 from gateway.policies.base import Probing, Replies
 from gateway.views import View
 
+MEMORY = 200  # told lengths by which `moving` forgets
+
 
 class Hindsight:
-    """See the module's words."""
+    """See the module's words. `moving`: the share of the lengths told lately that gave their job another place in the line; 1
+    until hundreds were told."""
 
-    __slots__ = ("changed", "compared", "gain_s")
+    __slots__ = ("changed", "compared", "gain_s", "moving")
 
     def __init__(self) -> None:
         self.compared = 0
         self.changed = 0
         self.gain_s = 0.0
+        self.moving = 1.0
+
+    def stayed(self) -> None:
+        """A waiting job was told about the length that was supposed."""
+        self.compared += 1
+        self.moving -= self.moving / MEMORY
 
     def moved(self, line: Sequence[Ticket], before: int, moved: Ticket, lanes: Sequence[Lane]) -> None:
         """A waiting job was told its length and left the place `before`; `line` is as it is now."""
-        self.compared += 1
         after = line.index(moved)
         if before == after:
+            self.stayed()
             return
+        self.compared += 1
         self.changed += 1
+        self.moving += (1.0 - self.moving) / MEMORY
         own = moved.job.lengths.q50
         passed = line[after + 1 : before + 1] if after < before else line[before:after]
         theirs = sum([ticket.job.lengths.q50 for ticket in passed])

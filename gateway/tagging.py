@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 KINDS_MAX = 4096
 QUICK_FRESH_S = 1.0
 JUDGED_FROM, ANYWAY = 200, 10  # answers until the encoder may be left out; then one in so many is put to it
+MOVING_MIN = 0.05  # ... as it may where fewer of those who wait in a line get another place for what they are told
 ROOM_FRESH_S, SHORT_TOKENS = 0.02, 2048
 JOIN_AFTER_S = 0.02
 OBSERVED_EVERY_S = 0.002  # answers that follow faster are not all looked at, ...
@@ -99,6 +100,7 @@ class Tagging:
         self._joining: deque[tuple[float, Asking, Job, Prompt]] = deque()  # who waits in a line, and when to ask about it
         self._join_timer: asyncio.TimerHandle | None = None  # one, while somebody does
         self._helpless: set[str] = set()  # models whose lengths the encoder does not help to foretell
+        self._settled: set[str] = set()  # models in whose lines lengths move hardly anybody
         self._asked = 0
         self._begin()
 
@@ -144,6 +146,7 @@ class Tagging:
             if len(self._quick) >= KINDS_MAX:
                 self._quick.clear()
                 self._helpless.clear()
+                self._settled.clear()
             self._judge_encoder(model)
             shared = Watched(self.tagger.tag(model, route, None, {}, -1), 0, -1)
             known = self._quick[model, route] = (now_s + QUICK_FRESH_S, shared)
@@ -153,6 +156,8 @@ class Tagging:
         for layer in self.tagger.report(model).layers:
             if layer.name == "encoder":
                 (self._helpless.discard if layer.on or layer.answers < JUDGED_FROM else self._helpless.add)(model)
+        moving = max([desk.hindsight.moving for name, desk in self._plane.desks if name == model], default=1.0)
+        (self._settled.discard if moving >= MOVING_MIN else self._settled.add)(model)
 
     def before(
         self, request: Asking, rule: ModelSpec, job: Job, prompt: Prompt, views: Sequence[View]
@@ -224,7 +229,7 @@ class Tagging:
             if request.revised(self._learn_of(watched, answer)):
                 self.counts.late_used += 1
 
-        known = self._ask(watched, prompt, told, late)
+        known = self._ask(watched, prompt, told, late, self._helpless)
         if known is not None:
             return self._learn_of(watched, known)
         return None if watched.asked else job.lengths
@@ -233,7 +238,7 @@ class Tagging:
         def told(answer: Asked) -> None:
             request.revised(self._learn_of(watched, answer))
 
-        known = self._ask(watched, prompt, told, told)
+        known = self._ask(watched, prompt, told, told, self._helpless | self._settled)
         if known is not None:
             told(known)
 
@@ -249,8 +254,9 @@ class Tagging:
         ends = self._ends(watched, prompt)
         watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, encoder=encoder)
 
-    def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell) -> Asked | None:
-        """What is remembered of such a question; else it is put, and `watched.asked` says so."""
+    def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell, spared: set[str]) -> Asked | None:
+        """What is remembered of such a question; else it is put, and `watched.asked` says so. `spared`: models for which the
+        encoder is mostly not asked."""
         ends = self._ends(watched, prompt)
         key = hash((ends.head, ends.tail, ends.size, prompt.max_tokens))
         known = self._cache.get(key)
@@ -267,17 +273,17 @@ class Tagging:
                 self.counts.answers.observe(answer.took_s)
             told(answer)
 
-        encoder = not self._settings.skip or self._encodes(watched.tag.model)
+        encoder = not self._settings.skip or self._encodes(watched.tag.model, spared)
         cause = self.start().ask(ends, prompt.max_tokens, then, late, encoder=encoder)
         watched.asked = not cause
         if cause:
             self.counts.misses[cause] += 1
         return None
 
-    def _encodes(self, model: str) -> bool:
+    def _encodes(self, model: str, spared: set[str]) -> bool:
         """Whether the encoder is worth its time for a model: it helps there, or may yet, or is looked at again."""
         self._asked += 1
-        if model not in self._helpless or self._asked % ANYWAY == 0:
+        if model not in spared or self._asked % ANYWAY == 0:
             return True
         self.counts.without_encoder += 1
         return False

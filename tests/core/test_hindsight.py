@@ -63,6 +63,18 @@ def test_what_is_told_to_no_effect_is_counted_as_that() -> None:
     assert (desk.hindsight.compared, desk.hindsight.changed, desk.hindsight.gain_s) == (1, 0, 0.0)
 
 
+def test_how_many_of_those_told_get_another_place_is_known() -> None:
+    desk = busy_desk()
+    assert desk.hindsight.moving == 1.0
+    for turn in range(1000):
+        desk.revise("a", told(300 + turn % 2), 0.1)
+    assert desk.hindsight.moving < 0.01
+    for turn in range(1000):
+        desk.revise("a", told(1000 if turn % 2 else 10), 0.1)
+    assert desk.hindsight.moving > 0.9
+    assert desk.hindsight.compared == 2000
+
+
 def test_who_is_gone_is_not_told_and_who_is_sent_changes_no_place() -> None:
     desk = busy_desk()
     assert desk.revise("first", told(10), 0.1) == []

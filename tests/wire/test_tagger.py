@@ -336,6 +336,27 @@ def test_an_encoder_that_does_not_help_is_spared(tmp_path: Path) -> None:
     run(case, config(tiny_models(tmp_path), learn_per_s=0.0), backends=2)
 
 
+def test_an_encoder_whose_lengths_move_nobody_in_the_line_is_spared(tmp_path: Path) -> None:
+    play = Held()
+    backend = ScriptedBackend("b0")
+
+    async def case(rig: Rig) -> None:
+        backend.play = play
+        tagging = await up(rig)
+        asked = [asyncio.create_task(rig.ask(chat("1" * 1_500_000, stream=True)))]
+        await until(lambda: len(play.order) == 1)
+        ((_, desk),) = rig.app.plane.desks
+        desk.hindsight.moving = 0.0
+        await until(lambda: tagging.quick("m", "chat") is not None and "m" in tagging._settled)
+        asked += [asyncio.create_task(rig.ask(chat(f"number {number}", stream=True))) for number in range(10)]
+        await until(lambda: desk.hindsight.compared == 10, 20.0, lambda: tagging.counts.misses)
+        assert tagging.counts.without_encoder == 9
+        play.go_on.set()
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+    run(case, config(tiny_models(tmp_path), "plan", learn_per_s=0.0), backends=(backend,))
+
+
 def test_what_is_known_of_layers_and_decisions_is_exported(tmp_path: Path) -> None:
     async def case(rig: Rig) -> None:
         await up(rig)
