@@ -3,8 +3,8 @@
 Sure: level by level every step is drafted, and reckoned unless even the best that may come of it is no better than what was
 found: its model alone where it comes to (`Reckoning.alone`), and as many models as there are steps left on every device as
 soon as they can be (`Reckoning.least`). A step that looks bad by itself may be the first half of a good pair, so the most
-hopeful states go on beside the cheapest. With `width` and `reckonings` unlimited, what is found costs at most 1 / SLACK times
-the least of all schedules. Narrow (`width` 1, or many models): the best step, then the best after it. It must never know what
+hopeful states go on beside the cheapest. Wherever brute force could tell (tests/core/test_swaps.py), what is found costs at
+most 1.05 times the least. Narrow (`width` 1, or many models): the best step, then the best after it. It must never know what
 a step does: that is the planner's (gateway/swaps.py).
 """
 
