@@ -1,4 +1,4 @@
-"""How a connection's bytes leave: straight to the kernel where that is possible (plain sockets, uvloop, a compiler at
+"""How a connection's bytes leave: straight to the kernel where that is possible (a plain socket, a compiler at
 hand), else by the transport."""
 
 import asyncio
@@ -20,6 +20,7 @@ class Way(Protocol):
 
 def way_out(transport: asyncio.Transport) -> Way:
     """What writes to this transport from now on: nothing else may, but for its end."""
-    if Outlet is None or transport.get_extra_info("sslcontext") is not None:
+    socket = transport.get_extra_info("socket")
+    if Outlet is None or socket is None or transport.get_extra_info("sslcontext") is not None:
         return transport
-    return Outlet(transport, transport.get_extra_info("socket").fileno())
+    return Outlet(transport, socket.fileno())
