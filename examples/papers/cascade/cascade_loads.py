@@ -197,7 +197,7 @@ def fresh(bench: SetUps) -> Section:
         "missed their SLO, of all that are counted / worst class's share in time.",
     ]
     figures = {f"mh_vs_{other.lower()}_fresh": min(gains[other, rate].mean for rate in rates) for other in ("LRB", "SJF")}
-    return Section("Seeds used for nothing before", [*text, *table(head, rows), *told], figures)
+    return Section("Seeds that nothing was worked out on", [*text, *table(head, rows), *told], figures)
 
 
 def _missed(spec: CascadeSpec, cell: Cell) -> str:
