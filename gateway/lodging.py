@@ -7,14 +7,14 @@ never move anything, and without devices in the configuration it is off and cost
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.accounts import Account
 from gateway.config import GatewayConfig
 from gateway.habits import PATIENCE_S, Habits
 from gateway.lateness import Demand, Prices
-from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, SwapPlan, Tenant
+from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, SwapPlan, Tenant, narrow
 from gateway.swap_config import DeviceSpec, FootprintSpec
 from predictor.cost import GB, HostProfile, Place, SwapCosts
 from predictor.offload import Footprint, from_ends
@@ -321,7 +321,7 @@ class Lodging:
             lodger.keeps for lodger in self.lodgers.values() if lodger.moves
         )
         found = PlanSettings(prices=prices, dwell_s=swaps.dwell_s, preempt=preempt)
-        return found if wide else replace(found, width=1, looks=300)
+        return found if wide else narrow(found)
 
     def view(self, waiters: Sequence[Waiter], now_s: float) -> Residency:
         """All that a plan is made from."""

@@ -7,13 +7,12 @@ cannot be started, no oftener than each `PAUSE_S` unless an engine has just got 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from random import Random
 
 from gateway.habits import Habits
 from gateway.lateness import Prices
 from gateway.lodging import STARVE_MARGIN
-from gateway.residency import Device, PlanSettings, Residency, Resident, Step, Tenant
+from gateway.residency import Device, PlanSettings, Residency, Resident, Step, Tenant, narrow
 from gateway.sim.swap_rules import Decide, feed, stranded, turns
 from gateway.sim.swap_scenario import ModelSpec, SwapScenario
 from gateway.sim.swap_world import Engine, Gpu, Job, Swapped, World, footprint, kv_tokens
@@ -24,20 +23,19 @@ from predictor.offload import from_ends
 
 PAUSE_S = 1.0
 DUE_S = 0.05
-SETTINGS = PlanSettings(width=1, looks=300)  # of a plan that is made each second; the search of one that is shown is wider
 
 
 class Ours:
-    """One gateway's planner over a world."""
+    """One gateway's planner over a world. `habits` is what it has learnt, by model."""
 
     def __init__(self, world: World, scenario: SwapScenario, hosts: Mapping[str, HostProfile], by_turn: bool = True) -> None:
         self._world = world
         self._turn_of = turns(world, scenario) if by_turn else None
         self._costs = SwapCosts(hosts)
-        self._habits = {name: Habits() for name in world.models}
+        self.habits = {name: Habits() for name in world.models}
         self._gpus = {gpu.name: gpu for gpu in world.gpus}
         self._devices = tuple(Device(gpu.name, gpu.host.name, gpu.host.memory_bytes) for gpu in world.gpus)
-        self._settings = replace(SETTINGS, prices=Prices(starve_s=scenario.starve_s * STARVE_MARGIN))
+        self._settings = narrow(PlanSettings(prices=Prices(starve_s=scenario.starve_s * STARVE_MARGIN)))
         self._next_s = 0.0
         self._woken_s = -1.0
         self._moment: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
@@ -93,11 +91,11 @@ class Ours:
             for job in reversed(queue):
                 if job.arrived_s < self._world.now_s:
                     break
-                self._habits[name].arrived(job.arrived_s, job.arrived_s + job.ttft_target_s)
+                self.habits[name].arrived(job.arrived_s, job.arrived_s + job.ttft_target_s)
 
     def _over(self, job: Job, engine: Engine) -> None:
         busy = [other for other in engine.device.engines if other is engine or other.running]
-        self._habits[job.model].over(job.first_s - job.started_s, job.ended_s - job.started_s, len(busy))
+        self.habits[job.model].over(job.first_s - job.started_s, job.ended_s - job.started_s, len(busy))
 
     def _swapped(self, told: Swapped) -> None:
         weights = self._world.models[told.model].weight_gb * GB
@@ -127,7 +125,7 @@ class Ours:
 
     def _drain_s(self, engine: Engine) -> float:
         """Until the last of those that run is over."""
-        return self._habits[engine.spec.name].drain_s(engine.running) * engine.slower
+        return self.habits[engine.spec.name].drain_s(engine.running) * engine.slower
 
     def _resident(self, engine: Engine) -> Resident:
         coming = engine.phase == "in"
@@ -142,7 +140,7 @@ class Ours:
         )
 
     def _tenant(self, spec: ModelSpec) -> Tenant:
-        world, habits = self._world, self._habits[spec.name]
+        world, habits = self._world, self.habits[spec.name]
         frozen = [gpu.paused[spec.name] for gpu in world.gpus if spec.name in gpu.paused]
         only = tuple(engine.device.name for engine in frozen)  # it goes on nowhere else
         waiting = [(job.arrived_s, job.arrived_s + job.ttft_target_s) for job in world.waiting[spec.name]]

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.sim.swap_ours import ours
+from gateway.sim.swap_ours import Ours, ours
 from gateway.sim.swap_rules import RULES, collate_by_turn
 from gateway.sim.swap_run import figures, requests, run
 from gateway.sim.swap_scenario import DeviceSpec, ModelSpec, SwapScenario, TruthSpec
@@ -53,6 +53,43 @@ def test_a_device_never_holds_more_than_its_memory(rule: str) -> None:
 
     run(scenario, watched, 0, requests(scenario, Random(0)), HOSTS)
     assert seen and all(seen)
+
+
+def test_who_is_paused_comes_back_where_it_is() -> None:
+    models = tuple(ModelSpec(f"m{i}", 16.4, 1.0, output_tokens=6000.0, ttft_s=12.0, slow_share=0.0) for i in range(4))
+    scenario = replace(mix(rate=0.15, duration_s=300.0), models=models, devices=(DeviceSpec("rtx-5000-ada", 2),))
+    paused, elsewhere = 0, []
+
+    def watched(world, scenario, rng):
+        decide = RULE["ours"](world, scenario, rng)
+
+        def both() -> None:
+            nonlocal paused
+            decide()
+            for gpu in world.gpus:
+                for name in gpu.paused:
+                    paused += 1
+                    elsewhere.extend(one for one in world.engines(name) if one.device is not gpu)
+
+        return both
+
+    run(scenario, watched, 2, requests(scenario, Random(2)), HOSTS)
+    assert paused and not elsewhere
+
+
+def test_what_is_learnt_is_what_the_gateway_would_learn() -> None:
+    scenario = mix(rate=0.4, duration_s=300.0, truth=TruthSpec(0.0, 0.0, 0.0, 0.0, 0.0))
+    made: list[Ours] = []
+
+    def kept(world, scenario, rng):
+        made.append(Ours(world, scenario, HOSTS))
+        return made[0].decide
+
+    world = run(scenario, kept, 0, requests(scenario, Random(0)), HOSTS)
+    for name, habits in made[0].habits.items():
+        mine = [job.ended_s - job.started_s for job in world.done if job.model == name]
+        assert habits.seen == 4.0 + len(mine) > 10
+        assert min(mine) < habits.hold_s < max(mine)
 
 
 def test_one_seed_is_one_world() -> None:
