@@ -55,8 +55,9 @@ within 0.5 % and up to 1.6 times the swaps (two-5, servegen-5 and one-3 on seeds
 Twelve seeds are few. On seeds 1 to 4, with the same sources, ours against the best other is 1.025 in one-3, 1.005 in two-5,
 1.012 in servegen-5 and 1.139 in the recorded mix, with lower bounds of 1.017, 1.000, 0.987 and 1.028, and 1.31 times
 collation's swaps in the recorded mix, where collation swaps little because it leaves requests waiting (0.77 of them good;
-ours 0.91). On seeds 41 to 48 servegen-5 has 1.005, with a lower bound of 0.995. So in servegen-5, where the planner by
-itself has about collation's goodput with two thirds of its swaps, that ours is better is not sure.
+ours 0.91). On seeds 41 to 48 one-3 has 1.010, two-5 1.014 and servegen-5 1.005, with lower bounds of 1.005, 0.999 and
+0.995. So in two-5 and servegen-5, where the planner by itself has about collation's goodput with two thirds of its swaps,
+that ours is better is not sure.
 
 Repeat with `make paper-multimodel` (arguments in `PAPER_ARGS`)."""
 WORDS = """A good request has its first token within its class's target and its tokens at the promised rate; goodput counts
