@@ -24,6 +24,7 @@ from gateway.logs import LineWriter, Logs
 from gateway.memory import GiveBack
 from gateway.operations import Operations
 from gateway.operator_errors import OperationError
+from gateway.private_file import open_private
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
 from gateway.upkeep import Upkeep
@@ -147,9 +148,7 @@ def admin_key(config: GatewayConfig) -> tuple[str, bool]:
     key = "leeway-admin-" + secrets.token_urlsafe(24)
     if config.admin.key_file:
         # an empty file is filled; one that holds a key was read with the configuration
-        fd = os.open(config.admin.key_file, os.O_CREAT | os.O_WRONLY, 0o600)
-        os.fchmod(fd, 0o600)
-        with os.fdopen(fd, "w") as file:
+        with os.fdopen(open_private(config.admin.key_file, os.O_WRONLY), "w") as file:
             file.write(key + "\n")
     return key, True
 

@@ -17,10 +17,10 @@ import orjson
 from gateway.config import Admin
 from gateway.endless import endless
 from gateway.logs import Logs
+from gateway.private_file import MODE, check_replaceable
 from predictor.kept import Keeper, Kept, KeptError
 
 VERSION = 1
-MODE = 0o600
 BYTES_MAX = 64 << 20
 EVERY_S = 60.0
 SLICE_S, PAUSE_S = 0.001, 0.01
@@ -174,6 +174,7 @@ def _read(path: str) -> list[bytes]:
 
 def _write(path: str, body: bytes) -> None:
     """All of it or nothing, even if the machine stops meanwhile."""
+    check_replaceable(path)
     fresh = f"{path}.{os.getpid()}"
     fd = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
     try:

@@ -12,8 +12,8 @@ from typing import get_args
 
 from gateway.addresses import check_publisher, check_url, sendable_key
 from gateway.config import BackendSpec, EngineName, Scheduling
+from gateway.private_file import MODE, open_private
 
-MODE = 0o600
 BUSY_S = 0.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = "CREATE TABLE IF NOT EXISTS backends (name TEXT PRIMARY KEY, spec TEXT NOT NULL)"
@@ -77,11 +77,7 @@ class BackendStore:
 
 def _make_private(path: str) -> None:
     """Create the file closed to others, or close it: SQLite gives its journal files the same mode."""
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, MODE)
-    try:
-        os.fchmod(fd, MODE)
-    finally:
-        os.close(fd)
+    os.close(open_private(path, os.O_RDWR))
     for journal in (f"{path}-wal", f"{path}-shm"):
         if os.path.exists(journal):
             os.chmod(journal, MODE)
