@@ -68,6 +68,7 @@ class App:
         self.learnt.keep("engines", self.plane.desks.engines)
         if self.plane.lodging.on:
             self.learnt.keep("swaps", self.plane.lodging.costs)
+            self.learnt.keep("offload", self.plane.lodging.offload)
         self.learnt.load()
         stack.push_async_callback(self.learnt.close)
         upkeep = Upkeep(self.plane)

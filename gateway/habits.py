@@ -54,9 +54,10 @@ class Habits:
         self.kinds = {one: share * KIND_KEPT for one, share in self.kinds.items() if share > KIND_LEAST}
         self.kinds[kind] = self.kinds.get(kind, 0.0) + 1 - KIND_KEPT
 
-    def over(self, start_s: float, hold_s: float, shared: int = 1) -> None:
+    def over(self, start_s: float, hold_s: float, shared: float = 1.0) -> None:
         """A request was answered: seconds to its first byte, and in all, from its dispatch, while so many models were busy on
-        the device. What is learnt is how long it takes alone: the planner reckons with neighbours itself."""
+        the device (times what a part of the layers costs). What is learnt is how long it takes alone and whole: the planner
+        reckons with neighbours and parts itself."""
         self.seen = min(self.seen + 1, 100.0)
         self.start_s += (start_s / shared - self.start_s) / self.seen
         self.hold_s += (hold_s / shared - self.hold_s) / self.seen

@@ -14,10 +14,11 @@ from gateway.accounts import Account
 from gateway.config import GatewayConfig
 from gateway.habits import PATIENCE_S, Habits
 from gateway.lateness import Demand, Prices
+from gateway.offload_rates import OffloadRates
 from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, SwapPlan, Tenant, narrow
 from gateway.swap_config import DeviceSpec, FootprintSpec
 from predictor.cost import GB, HostProfile, Place, SwapCosts
-from predictor.offload import Footprint, from_ends
+from predictor.offload import Footprint
 
 STARVE_MARGIN = 0.8
 ABSENCES = 16
@@ -45,7 +46,7 @@ class Lodger:
     is when it came, `ready_s` when it is expected while it comes; `running` requests are there, `kept` stay in its engine
     while it is out. `usable`: its engine answers, and takes requests; `down_s` is since when it does not. `stuck`: it is out,
     but memory of the device may be taken, for a move of it stopped half way. `fetches`: its weights can be brought nearer
-    beforehand, so far as known."""
+    beforehand, so far as known. `ours`: a move of ours put it there, so that the `fraction` is known."""
 
     name: str
     model: str
@@ -66,6 +67,7 @@ class Lodger:
     down_s: float = 0.0
     stuck: bool = False
     fetches: bool = True
+    ours: bool = False
     slots: int = SLOTS
 
     @property
@@ -107,6 +109,7 @@ class Lodging:
     def __init__(self, config: GatewayConfig, hosts: Callable[[], Mapping[str, HostProfile]]) -> None:
         self.on = False
         self.nudge: Callable[[], None] = _nothing
+        self.offload = OffloadRates(self.footprint)
         self.lodgers: dict[str, Lodger] = {}
         self.pins: dict[str, bool] = {}  # by hand, over what the file says
         self.plan = SwapPlan((), 0.0, 0.0)
@@ -151,17 +154,21 @@ class Lodging:
 
     def over(self, account: Account) -> None:
         """A request is over."""
-        start_s = account.first_byte_s - account.dispatched_s
-        if account.end == "complete" and account.model in self._absences and start_s >= 0:
-            busy = self._busy_beside(account.backend, account.model)
-            self.habits(account.model).over(start_s, account.finished_s - account.dispatched_s, 1 + busy)
+        model, start_s = account.model, account.first_byte_s - account.dispatched_s
+        if model not in self._absences:
+            return
+        mine = next((one for one in self.lodgers.values() if (one.backend, one.model) == (account.backend, model)), None)
+        others = [one for one in self.lodgers.values() if mine is not None and one.device == mine.device and one is not mine]
+        slower = self._slower(mine) if mine is not None else 1.0
+        if account.end == "complete" and start_s >= 0:
+            shared = (1 + sum(one.running > 0 for one in others)) * slower
+            self.habits(model).over(start_s, account.finished_s - account.dispatched_s, shared)
+        if mine is not None:
+            fraction = mine.fraction if mine.parts and mine.ours else None
+            self.offload.over(account, mine.device, fraction, mine.since_s, {one.backend for one in (mine, *others)})
 
-    def _busy_beside(self, backend: str, model: str) -> int:
-        """Other models with requests on the device of a backend's model."""
-        mine = next((one for one in self.lodgers.values() if (one.backend, one.model) == (backend, model)), None)
-        if mine is None:
-            return 0
-        return sum(one.running > 0 and one.device == mine.device and one is not mine for one in self.lodgers.values())
+    def _slower(self, lodger: Lodger) -> float:
+        return self.offload.slowdown(lodger.model, lodger.fraction) if lodger.parts else 1.0
 
     def waited_s(self, model: str, from_s: float, until_s: float) -> float:
         """Of that stretch, the seconds in which the model lay on no device."""
@@ -238,6 +245,7 @@ class Lodging:
         self._bars = {place: bar for place, bar in self._bars.items() if place in places}
         self._turned_away = {model: until_s for model, until_s in self._turned_away.items() if model in models}
         self.pins = {model: pinned for model, pinned in self.pins.items() if model in models}
+        self.offload.only(models, {lodger.device for lodger in self.lodgers.values()})
         for model in models:
             self.moved(model, now_s)
 
@@ -347,7 +355,7 @@ class Lodging:
 
     def _drain_s(self, lodger: Lodger) -> float:
         """Until its requests of now are over."""
-        return self.habits(lodger.model).drain_s(lodger.running)
+        return self.habits(lodger.model).drain_s(lodger.running) * self._slower(lodger)
 
     def _tenant(self, model: str, waiters: Sequence[Waiter], now_s: float) -> Tenant:
         mine = [one for one in self.lodgers.values() if one.model == model and self.device(one.device) is not None]
@@ -359,9 +367,7 @@ class Lodging:
             for lodger in mine
             if lodger.phase != "in" and (device := self.device(lodger.device)) is not None and lodger.place != "gpu"
         }
-        curve = None
-        if spec.gpu_tokens_per_s and any(lodger.parts for lodger in mine):
-            curve = from_ends(spec.gpu_tokens_per_s, spec.cpu_tokens_per_s)
+        split = self.offload.of(model) if any(lodger.parts for lodger in mine) else None
         homes = [one for one in mine if one.kept] or mine  # requests that an engine keeps go on nowhere else
         allowed = [one.device for one in homes if one.phase in ("in", "coming") or self._may_come(one, now_s)]
         waiting = [(waiter.since_s, waiter.deadline_s) for waiter in waiters if waiter.model == model]
@@ -377,7 +383,7 @@ class Lodging:
             stays or self.pinned(model),
             places,
             mine[0].rest,
-            curve,
+            split.curve() if split is not None else None,
             tuple(one.device for one in mine if one.fetches),
         )
 

@@ -65,6 +65,7 @@ class Lookout:
     def _came(self, lodger: Lodger, replica: Replica) -> None:
         now_s = self._plane.now()
         lodger.phase, lodger.place, lodger.since_s, lodger.kept, lodger.stuck = "in", "gpu", now_s, 0, False
+        lodger.ours = False
         self._plane.fleet.awake(replica)
         self._plane.lodging.moved(lodger.model, now_s)
         self._watch(lodger.name)

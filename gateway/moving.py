@@ -218,6 +218,7 @@ class Move:
         now_s = plane.now()
         self._lodging.observe(lodger, start, "gpu", took_s)
         lodger.phase, lodger.place, lodger.since_s, lodger.kept, lodger.stuck = "in", "gpu", now_s, 0, False
+        lodger.ours = True
         lodger.rest = mover.home  # nearer than before, where it has just been read
         self._lodging.unbar(lodger.model, lodger.device)
         self._lodging.moved(lodger.model, now_s)

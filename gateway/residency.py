@@ -71,7 +71,7 @@ class Tenant:
         """How many times as long a token takes with that part of its layers on the device."""
         if fraction >= 1.0 or self.curve is None:
             return 1.0
-        return self.curve.token_s(fraction) / self.curve.token_s(1.0)
+        return self.curve.slowdown(fraction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class DataPlane:
         self.promises = PromiseMetrics()
         self.records = Records(config.slo.records)
         self.underway = Underway(self)
+        self.lodging.offload.beside = self.underway.sent_before
         self.classes = ClassBook(config.classes)
         self.has_classes = bool(config.classes)
         self.request_heads: HeadStore[RequestHead] = HeadStore()

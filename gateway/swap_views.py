@@ -41,6 +41,21 @@ class FootprintView:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadView:
+    """What is believed of a model that may be split: tokens per second of one sequence with all layers on the GPU and with
+    none, the first over the second (`ratio`), each rate's relative standard deviation, the usual `context_tokens` that all
+    this is for, and how many streams it rests on (0: the configured rates)."""
+
+    gpu_tokens_per_s: float
+    cpu_tokens_per_s: float
+    ratio: float
+    gpu_error: float
+    cpu_error: float
+    context_tokens: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
 class LodgerView:
     """A backend of the model on a device. `place` is where its weights lie; `fraction` of its layers are (or were last) on the
     device; `running` requests are there, `kept` wait inside its engine while it is out. `stuck`: it is out, but a move of it
@@ -70,7 +85,7 @@ class LodgerView:
 class ModelView:
     """A model that shares a device. `pinned_by` says who has said whether it is pinned: the file, or an operator since the
     start. `waiting` requests wait for it, the oldest for `oldest_s`; `rate_per_s` come lately; a request takes `start_s` to its
-    first token and `hold_s` in all. `expected_start_s` is 0 where it lies on a device."""
+    first token and `hold_s` in all. `expected_start_s` is 0 where it lies on a device. `offload`: null for a whole one."""
 
     model: str
     pinned: bool
@@ -83,6 +98,7 @@ class ModelView:
     start_s: float
     hold_s: float
     expected_start_s: float | None
+    offload: OffloadView | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +238,23 @@ def model_view(lodging: Lodging, model: str, waiters: Sequence[Waiter], now_s: f
         start_s=_s(habits.start_s),
         hold_s=_s(habits.hold_s),
         expected_start_s=None if expected_s is None else _s(expected_s),
+        offload=_offload(lodging, model) if any(lodger.parts for lodger in lodgers) else None,
+    )
+
+
+def _offload(lodging: Lodging, model: str) -> OffloadView | None:
+    known = lodging.offload.of(model)
+    if known is None:
+        return None
+    fit, context, curve = known.fit, known.context_tokens, known.curve()
+    return OffloadView(
+        gpu_tokens_per_s=round(curve.rate_per_s(1.0), 3),
+        cpu_tokens_per_s=round(curve.rate_per_s(0.0), 3),
+        ratio=round(curve.ratio(), 3),
+        gpu_error=round(fit.uncertainty(1.0, context), 3),
+        cpu_error=round(fit.uncertainty(0.0, context), 3),
+        context_tokens=round(context),
+        seen=fit.seen,
     )
 
 

@@ -3,6 +3,7 @@
 Beginning and ending cost one entry of a table; all else is looked up when somebody asks.
 """
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gateway.spending import SoFar, told_so_far
@@ -32,6 +33,11 @@ class Underway:
         """It has its end."""
         if self._placements.get(name) is placement:
             del self._placements[name]
+
+    def sent_before(self, backends: Collection[str], at_s: float) -> bool:
+        """Whether one that is not over was sent to one of these before that instant."""
+        accounts = (placement.account for placement in self._placements.values())
+        return any(0 <= account.dispatched_s < at_s and account.backend in backends for account in accounts)
 
     def find(self, name: str, owner: str) -> dict[str, object] | None:
         """What is known of a request that this key sent and that is not over."""

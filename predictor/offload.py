@@ -9,12 +9,18 @@ linear in four coefficients, which is how it is refined. Two measurements, one a
 here too, since a fraction is chosen to fit. It must never assume that half of the layers give half of the rate.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor.belief import LinearBelief
+from predictor.kept import Kept, KeptError, State
 
 NOISE = 0.05  # relative, of one measured rate
+SERVED_NOISE = 0.15  # ... of one that a stream in service had
+OUTLIER = 0.5  # relative: further off than that, beside what is not known, one alone counts for nothing
+ROUNDED = 1e-6
+FAR = 100.0  # times a coefficient's first value: what was learnt is refused beyond that
 PRIOR_SD = 0.5  # relative, of a coefficient that was only guessed
 MEASURED_SD = 0.05
 LEAST_BASE = 0.1  # of a token's time, what context cannot explain
@@ -47,6 +53,10 @@ class OffloadCurve:
     def rate_per_s(self, fraction: float, context_tokens: float = 0.0) -> float:
         """Tokens per second of one sequence."""
         return 1 / self.token_s(fraction, context_tokens)
+
+    def slowdown(self, fraction: float) -> float:
+        """How many times as long a token takes as with all layers on the GPU."""
+        return self.token_s(fraction) / self.token_s(1.0)
 
     def ttft_s(self, fraction: float, prompt_tokens: int) -> float:
         """Seconds from an empty engine to the first token."""
@@ -104,11 +114,54 @@ class OffloadFit:
         means = (curve.gpu_s, curve.cpu_s, curve.gpu_ctx_s, curve.cpu_ctx_s)
         sds = (curve.gpu_s * sd, curve.cpu_s * sd, max(curve.gpu_ctx_s, per_ctx) * sd, max(curve.cpu_ctx_s, per_ctx) * sd)
         self._belief = LinearBelief(means, sds, keep=0.99)
+        self._odd: dict[int, float] = {}  # by quarters of the layers: seconds of the last token served, if it was an outlier
+
+    @property
+    def seen(self) -> int:
+        """Rates that it has learnt from."""
+        return self._belief.seen
 
     def observe(self, fraction: float, rate_per_s: float, context_tokens: float = 0.0) -> None:
         """A sequence decoded at so many tokens per second."""
         if rate_per_s > 0:
             self._belief.observe(_terms(fraction, context_tokens), 1 / rate_per_s, NOISE / rate_per_s)
+
+    def served(self, fraction: float, rate_per_s: float, context_tokens: float = 0.0) -> bool:
+        """A stream in service decoded at so many tokens per second. One that is far off counts only if the one before it, with
+        about as many layers, was off to the same side, and then as the nearer of both; whether it counted."""
+        terms, token_s = _terms(fraction, context_tokens), 1 / rate_per_s
+        guessed = self._belief.predict(terms)
+        off_s, quarter = token_s - guessed.mean, round(fraction * 4)
+        before_s = self._odd.pop(quarter, guessed.mean) - guessed.mean
+        if abs(off_s) > OUTLIER * max(guessed.mean, 0.0) + 2 * guessed.sd:
+            self._odd[quarter] = token_s
+            if before_s * off_s <= 0:
+                return False
+            token_s = guessed.mean + min(off_s, before_s, key=abs)
+        self._belief.observe(terms, token_s, SERVED_NOISE * max(token_s, guessed.mean))
+        return True
+
+    def at(self, context_tokens: float) -> OffloadCurve:
+        """As believed now for answers with that many tokens of context, which it holds for alone."""
+        first = self._first
+        gpu_s = self._belief.predict(_terms(1.0, context_tokens)).mean
+        cpu_s = self._belief.predict(_terms(0.0, context_tokens)).mean
+        return OffloadCurve(max(gpu_s, first.gpu_s * 0.05), max(cpu_s, first.cpu_s * 0.05))
+
+    def state(self) -> State:
+        """For `restore`."""
+        return self._belief.state()
+
+    def restore(self, kept: Kept) -> None:
+        """Take over what another one's `state` said. Raises KeptError, also for seconds that make no sense beside the first
+        curve's; then this one is good for nothing."""
+        if not _may_be(kept.numbers("cov", 16, 16, -1e18, 1e18)):
+            raise KeptError("cov is none")
+        self._belief.restore(kept)
+        first, (gpu_s, cpu_s, gpu_ctx_s, cpu_ctx_s) = self._first, self._belief.means
+        most_s = max(first.gpu_s, first.cpu_s) * FAR
+        if not (max(gpu_s, cpu_s) <= most_s and min(gpu_s, cpu_s) >= -most_s and max(abs(gpu_ctx_s), abs(cpu_ctx_s)) <= most_s):
+            raise KeptError("mean is far from the rates that it was learnt from")
 
     def curve(self) -> OffloadCurve:
         """As believed now; coefficients that came out negative are held at their least."""
@@ -127,6 +180,22 @@ class OffloadFit:
         """Relative standard deviation of the rate there."""
         guessed = self._belief.predict(_terms(fraction, context_tokens))
         return guessed.sd / max(guessed.mean, 1e-9)
+
+
+def _may_be(cov: Sequence[float], size: int = 4) -> bool:
+    """Whether that is a covariance: symmetric, and no direction has a variance below 0 (rows are eliminated one by one)."""
+    sds = [math.sqrt(max(cov[i * (size + 1)], 0.0)) or 1.0 for i in range(size)]
+    left = [[cov[i * size + j] / (sds[i] * sds[j]) for j in range(size)] for i in range(size)]
+    if any(abs(left[i][j] - left[j][i]) > ROUNDED for i in range(size) for j in range(i)):
+        return False
+    for at in range(size):
+        if left[at][at] < -ROUNDED:
+            return False
+        for row in left[at + 1 :] if left[at][at] > ROUNDED else ():
+            share = row[at] / left[at][at]
+            for j in range(at, size):
+                row[j] -= share * left[at][j]
+    return True
 
 
 def _terms(fraction: float, context_tokens: float) -> tuple[float, float, float, float]:
