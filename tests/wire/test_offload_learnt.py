@@ -119,3 +119,16 @@ def test_streams_beside_others_teach_nothing(tmp_path: Path) -> None:
         assert known.fit.seen <= STREAMS + 1, "but for a last one that may have been left alone"
 
     run(case, settings(tmp_path / "learnt", memory_gb=20.0), backends=0)
+
+
+def test_streams_one_after_the_other_count_also_while_more_wait(tmp_path: Path) -> None:
+    made = settings(tmp_path / "learnt", memory_gb=20.0)
+    made = replace(made, backends=tuple(replace(backend, max_in_flight=1) for backend in made.backends))
+
+    async def case(rig: Rig) -> None:
+        await asyncio.gather(*[rig.ask({**chat(stream=True), "model": "a"}) for _ in range(STREAMS)])
+        known = rig.app.plane.lodging.offload.of("a")
+        assert known is not None
+        assert known.fit.seen == STREAMS
+
+    run(case, made, backends=0)
