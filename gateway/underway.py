@@ -36,8 +36,11 @@ class Underway:
 
     def sent_before(self, backends: Collection[str], at_s: float) -> bool:
         """Whether one that is not over was sent to one of these before that instant."""
-        accounts = (placement.account for placement in self._placements.values())
-        return any(0 <= account.dispatched_s < at_s and account.backend in backends for account in accounts)
+        for placement in self._placements.values():
+            account = placement.account
+            if 0 <= account.dispatched_s < at_s and account.backend in backends:
+                return True
+        return False
 
     def find(self, name: str, owner: str) -> dict[str, object] | None:
         """What is known of a request that this key sent and that is not over."""
