@@ -95,7 +95,7 @@ class Ours:
 
     def _over(self, job: Job, engine: Engine) -> None:
         busy = [other for other in engine.device.engines if other is engine or other.running]
-        self.habits[job.model].over(job.first_s - job.started_s, job.ended_s - job.started_s, len(busy))
+        self.habits[job.model].over(job.first_s - job.started_s, job.ended_s - job.started_s, len(busy) * engine.slower)
 
     def _swapped(self, told: Swapped) -> None:
         weights = self._world.models[told.model].weight_gb * GB
