@@ -16,6 +16,7 @@ from typing import BinaryIO
 LOG_BYTES = 16 * 1024 * 1024  # a log file that is longer when the program is started becomes NAME.1
 TAIL_BYTES = 4096
 _KILL_S = 10.0  # in which processes go that were killed, unless a driver holds them
+_AGAIN_S = 0.1  # then said again: one that comes before the guardian listens is lost where we were started with it ignored
 _GUARDIAN = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")))
 
 
@@ -94,10 +95,12 @@ class Child:
     async def kill(self) -> bool:
         """SIGKILL to all its processes at once. Whether they are gone: what hangs in a driver counts as running, and the
         guardian stays with it, until the driver lets go."""
-        if not self.running:
-            return True
-        self._signal(signal.SIGQUIT)
-        return await self.ends_within(_KILL_S)
+        wait_s, left_s = _AGAIN_S, _KILL_S
+        while self.running and left_s > 0:
+            self._signal(signal.SIGQUIT)
+            await self.ends_within(wait_s)
+            wait_s, left_s = 2 * wait_s, left_s - wait_s
+        return not self.running
 
     def tail(self) -> str:
         """The end of what it has written since it was started, at most TAIL_BYTES; "" where that can't be read."""
