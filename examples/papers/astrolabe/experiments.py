@@ -146,7 +146,7 @@ def robust(bench: Scenarios) -> Section:
     tails, means = ([mean(one[key]) for one in beyond.values()] for key in ("ttft_p99_s", "ttft_mean_s"))
     last = (
         f"Past capacity ({past} per s, {len(few.seeds)} seeds) ours has a TTFT P99 of {tails[0]:.1f} s, the same in order "
-        f"of arrival {tails[1]:.1f} s; means {means[0]:.2f} and {means[1]:.2f} s."
+        f"of arrival {tails[1]:.1f} s; means {means[0]:.2f} and {means[1]:.2f} s. {WHY_LATER}"
     )
     return Section("Another truth", [text, *lines, *words, "", last, ""], figures)
 
