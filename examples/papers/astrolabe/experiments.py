@@ -125,6 +125,12 @@ def e3(bench: Scenarios) -> Section:
     return Section("E3: preemptions", [text, *table(["policy", "all replicas", "probed replicas"], rows)])
 
 
+WHY_LATER = (
+    "Whoever lets short requests pass adds what they take to the waits of all others while the line grows, and P99 is the wait "
+    'of the others at its longest: `order = "fcfs"` or a higher `age_rate` gives back mean for P99.'
+)
+
+
 def robust(bench: Scenarios) -> Section:
     """The same with another truth."""
     scenario = bench.scenario("robust")
