@@ -171,8 +171,7 @@ class Exchange:
         self._connection, self._phase = connection, "sent"
         now_s = account.sent_s = plane.now()
         self._client.due_s = now_s + plane.timeouts.silent_s(self._fields.stream)
-        lines = verdict.lines_identity if self._strip else verdict.lines
-        replica = self._replica
+        lines, replica = verdict.lines_identity if self._strip else verdict.lines, self._replica
         if account.promise is not None or replica.scheduling or pool.as_session:
             more, pieces = promises.outgoing(plane.config, account, replica, self._fields, pieces, now_s, unix_ms())
             lines += more
@@ -180,6 +179,7 @@ class Exchange:
         name = account.request_id.encode()
         request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, name, pool.as_session)
         connection.send(self, size, request, *pieces)
+        self._client.hasten()
 
     # -- the answer: called by the backend's connection
 

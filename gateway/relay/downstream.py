@@ -57,6 +57,7 @@ class ClientConnection:
     __slots__ = (
         "_closing",
         "_current",
+        "_hastened",
         "_host",
         "_last_body_bytes",
         "_lingering",
@@ -80,19 +81,20 @@ class ClientConnection:
         self._reading: Exchange | None = None
         self._pipeline: deque[Exchange] = deque()
         self._closing = False
+        self._hastened = False
         self._lingering = False
         self._paused = False
         self.body_bytes = 0
         self._last_body_bytes = 0
         self.due_s = NEVER
-        self.write: Callable[[bytes], None] = _nowhere  # without a step between
+        self.write: Callable[[bytes], None] = _nowhere  # the transport's own, or past it
 
     # -- what a transport calls: an asyncio.Protocol by shape, since a compiled class can't inherit from a plain one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
         self._transport = cast("asyncio.Transport", transport)
-        self.write = way_out(self._transport).write
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=self._host.limits.write_buffer_bytes)
         self._host.deadlines.add(self)
         self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
@@ -182,6 +184,12 @@ class ClientConnection:
     def paused(self) -> bool:
         """Whether the client reads too slowly just now."""
         return self._paused
+
+    def hasten(self) -> None:
+        """Write straight to the kernel from now on. Asked for while an engine is at work: making ready takes a moment."""
+        if self._transport is not None and not self._hastened:
+            self._hastened = True
+            self.write = way_out(self._transport).write
 
     def finished(self, keep_alive: bool) -> None:
         """The current exchange has its end."""

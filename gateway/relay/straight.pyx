@@ -24,7 +24,7 @@ cdef class Outlet:
         self._is_closing = transport.is_closing
         self._unwritten = transport.get_write_buffer_size
         self._descriptor = descriptor
-        self._behind = False
+        self._behind = True  # something may have been written before
 
     def write(self, bytes data not None):
         """As the transport's. A transport that is closing keeps its descriptor until its protocol has heard of it, but

@@ -90,6 +90,18 @@ def test_what_the_kernel_does_not_take_keeps_its_place(seed: int) -> None:
     uvloop.run(body())
 
 
+def test_what_the_transport_still_has_goes_first() -> None:
+    async def body() -> None:
+        before = bytes(300_000)
+        async with joined() as (transport, _, _, far):
+            transport.write(before)
+            way_out(transport).write(b"after")
+            transport.close()
+            assert await read_to_end(far) == before + b"after"
+
+    uvloop.run(body())
+
+
 def test_bytes_are_with_the_kernel_when_write_returns() -> None:
     async def body() -> None:
         async with joined() as (transport, way, _, far):
