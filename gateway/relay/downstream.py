@@ -187,9 +187,10 @@ class ClientConnection:
 
     def hasten(self) -> None:
         """Write straight to the kernel from now on. Asked for while an engine is at work: making ready takes a moment."""
-        if self._transport is not None and not self._hastened:
+        transport = self._transport
+        if transport is not None and not self._hastened and self.write == transport.write:  # else somebody stands between
             self._hastened = True
-            self.write = way_out(self._transport).write
+            self.write = way_out(transport).write
 
     def finished(self, keep_alive: bool) -> None:
         """The current exchange has its end."""
