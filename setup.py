@@ -2,7 +2,8 @@
 
 `predictor.kernel` is translated by Cython, with a `.pxd` beside it; the request's hot path by mypyc, from its own
 annotations. Both stay ordinary modules: a machine without a compiler gets them as they are, with the same results, the
-kernel about a hundred times slower, a request about a third dearer. An editable install compiles the kernel alone, so
+kernel about a hundred times slower, a request about a third dearer. `gateway.relay.straight`, a few lines of Cython around
+one system call, has no plain form; without it transports write. An editable install compiles what is Cython's alone, so
 that an edit of the others takes effect at once. Wheels hold the compiled and the plain form, no C.
 """
 

@@ -17,7 +17,7 @@ import orjson
 from gateway.config import Admin
 from gateway.endless import endless
 from gateway.logs import Logs
-from gateway.private_file import MODE, check_replaceable
+from gateway.private_file import check_replaceable, open_private
 from predictor.kept import Keeper, Kept, KeptError
 
 VERSION = 1
@@ -176,10 +176,9 @@ def _write(path: str, body: bytes) -> None:
     """All of it or nothing, even if the machine stops meanwhile."""
     check_replaceable(path)
     fresh = f"{path}.{os.getpid()}"
-    fd = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+    fd = open_private(fresh, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
     try:
         with open(fd, "wb") as file:
-            os.fchmod(fd, MODE)
             file.write(body)
             file.flush()
             os.fsync(fd)

@@ -93,7 +93,8 @@ class Swapper:
         await self._looked.wait()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), self._plane.config.swaps.plan_s)
+                async with asyncio.timeout(self._plane.config.swaps.plan_s):
+                    await self._nudged.wait()
             self._nudged.clear()
             wait_s = self._plane.lodging.planned_s + self._plane.config.swaps.plan_s - self._plane.now()
             if wait_s > 0:

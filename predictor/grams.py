@@ -61,8 +61,7 @@ def grams_of(spoken: Spoken) -> Grams:
     """What is weighed of the texts."""
     words = _words(f"{spoken.head}\n{spoken.tail}")
     ones = [crc32(word) for word in words]
-    pairs = [crc32(word, before ^ _PAIR) for word, before in zip(words[1:], ones, strict=False)]
-    gaps = [crc32(word, before ^ _GAP) for word, before in zip(words[2:], ones, strict=False)]
+    pairs, gaps = _after(words[1:], ones, _PAIR), _after(words[2:], ones, _GAP)
     said = _hashes(spoken.opening, 1) + _hashes(spoken.reply, 2)
     return Grams(
         tuple({number % TEXT_BUCKETS for number in ones + pairs}),
@@ -80,7 +79,12 @@ def _words(text: str) -> list[bytes]:
 def _hashes(text: str, salt: int) -> list[int]:
     words = _words(text)
     ones = [crc32(word, salt) for word in words]
-    return ones + [crc32(word, before ^ _PAIR) for word, before in zip(words[1:], ones, strict=False)]
+    return ones + _after(words[1:], ones, _PAIR)
+
+
+def _after(words: list[bytes], before: list[int], mark: int) -> list[int]:
+    """Each word together with the one that stands so much before it, whose number is known."""
+    return [crc32(word, number ^ mark) for word, number in zip(words, before, strict=False)]
 
 
 def _pieces(words: list[bytes]) -> set[bytes]:

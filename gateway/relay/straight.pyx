@@ -27,8 +27,8 @@ cdef class Outlet:
         self._behind = True  # something may have been written before
 
     def write(self, bytes data not None):
-        """As the transport's. A transport that is closing keeps its descriptor until its protocol has heard of it, but
-        what is written to it goes nowhere."""
+        """As the transport's. One that is closing keeps its descriptor until its protocol has heard of it; what is written
+        to it then is its own affair."""
         cdef ssize_t sent
         if self._behind:
             self._behind = self._unwritten() > 0

@@ -39,7 +39,6 @@ class Ours:
         self._next_s = 0.0
         self._woken_s = -1.0
         self._moment: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
-        self.plans = 0
         world.hear = self._swapped
         world.over = self._over
 
@@ -54,7 +53,6 @@ class Ours:
             self._wake(self._next_s)
             return
         self._next_s = world.now_s + PAUSE_S
-        self.plans += 1
         found = best(Planner(self._view(), self._costs, self._settings))
         for step in found.steps:
             if step.cut_s <= DUE_S and not self._gpus[step.device].swapping:

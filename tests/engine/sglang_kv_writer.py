@@ -8,29 +8,11 @@ usage: sglang_kv_writer.py PORT PAGE
 """
 
 import hashlib
-import importlib.util
 import json
 import sys
 import time
-import types
-from pathlib import Path
-from typing import Any
 
-
-def load(name: str, path: Path) -> Any:
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-def stand_in(name: str, **members: object) -> None:
-    module = sys.modules[name] = types.ModuleType(name)
-    for member, value in members.items():
-        setattr(module, member, value)
+from sglang_wheel import WHEEL, load, stand_in
 
 
 class Key:
@@ -70,10 +52,7 @@ def to_int64(digest: str) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-spec = importlib.util.find_spec("sglang")
-assert spec is not None
-assert spec.submodule_search_locations
-srt = Path(spec.submodule_search_locations[0]) / "srt"
+srt = WHEEL / "srt"
 for package in ("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.disaggregation", "sglang.srt.mem_cache"):
     stand_in(package)
 stand_in("sglang.srt.runtime_context", get_parallel=None)

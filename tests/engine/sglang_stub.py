@@ -8,12 +8,9 @@ usage: sglang_stub.py PORT [generate|embed|priority|priority-low-first]
 """
 
 import ast
-import importlib.util
 import json
 import sys
-import types
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,37 +18,20 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from sglang_wheel import WHEEL, load, stand_in
 
 MODEL = "sglang-stub"
 
 
-def _wheel() -> Path:
-    spec = importlib.util.find_spec("sglang")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0])
-
-
-WHEEL = _wheel()
+def _schema_text(schema: object) -> object:
+    return schema if isinstance(schema, str) else json.dumps(schema)
 
 
 def load_models() -> Any:
     """The wheel's own module of request models, without importing the rest of the package."""
-    helper = types.ModuleType("sglang.utils")
-    helper.convert_json_schema_to_str = lambda schema: schema if isinstance(schema, str) else json.dumps(schema)  # type: ignore[attr-defined]
-    sys.modules["sglang"] = types.ModuleType("sglang")
-    sys.modules["sglang.utils"] = helper
-    return _load("sglang_models", WHEEL / "srt" / "entrypoints" / "openai" / "protocol.py")
-
-
-def _load(name: str, path: Path) -> Any:
-    loaded = importlib.util.spec_from_file_location(name, path)
-    assert loaded is not None
-    assert loaded.loader is not None
-    module = importlib.util.module_from_spec(loaded)
-    sys.modules[name] = module
-    loaded.loader.exec_module(module)
-    return module
+    stand_in("sglang")
+    stand_in("sglang.utils", convert_json_schema_to_str=_schema_text)
+    return load("sglang_models", WHEEL / "srt" / "entrypoints" / "openai" / "protocol.py")
 
 
 def queue_rule(low_first: bool) -> Any:
@@ -92,7 +72,7 @@ def server_info_of(arguments: dict[str, Any], scheduler: dict[str, Any], states:
 
 
 models = load_models()
-overrides = _load("sglang_overrides", WHEEL / "srt" / "entrypoints" / "request_headers.py")
+overrides = load("sglang_overrides", WHEEL / "srt" / "entrypoints" / "request_headers.py")
 app = FastAPI()
 mode = sys.argv[2] if len(sys.argv) > 2 else "generate"
 generation = mode != "embed"
