@@ -5,37 +5,24 @@ the modules that it imports from stood in for.
 usage: sglang_load_writer.py PATH
 """
 
-import importlib.util
 import json
 import sys
-import types
-from pathlib import Path
 from typing import Any
+
+from sglang_wheel import WHEEL, load, stand_in
 
 
 def load_module() -> Any:
-    spec = importlib.util.find_spec("sglang")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    path = Path(spec.submodule_search_locations[0]) / "srt" / "managers" / "load_snapshot.py"
     names = {
         "sglang.srt.environ": ("envs",),
         "sglang.srt.runtime_context": ("get_parallel", "get_serving"),
         "sglang.srt.utils.network": ("is_zmq_endpoint_ipv6", "restrict_zmq_peers", "zmq_connect"),
     }
     for package in ("sglang", "sglang.srt", "sglang.srt.utils"):
-        sys.modules[package] = types.ModuleType(package)
+        stand_in(package)
     for name, members in names.items():
-        stand_in = sys.modules[name] = types.ModuleType(name)
-        for member in members:
-            setattr(stand_in, member, None)
-    loaded = importlib.util.spec_from_file_location("sglang_load_snapshot", path)
-    assert loaded is not None
-    assert loaded.loader is not None
-    module = importlib.util.module_from_spec(loaded)
-    sys.modules["sglang_load_snapshot"] = module
-    loaded.loader.exec_module(module)
-    return module
+        stand_in(name, **dict.fromkeys(members))
+    return load("sglang_load_snapshot", WHEEL / "srt" / "managers" / "load_snapshot.py")
 
 
 snapshots = load_module()
