@@ -12,9 +12,13 @@ READY := $(VENV)/.ready
 BUILT := $(abspath $(VENV))/built
 WHEEL := $(BUILT)/.ready
 SHIPPED := LEEWAY_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(BUILT)
+# Suites beside each other: what needs no sockets while the wheel is built. Each says all that it has to say when it is over.
+BESIDE := --jobs=2 --keep-going --no-print-directory
+# What speaks to sockets waits a third of its time, so it is spread over the cores, file by file.
+SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile
 SOURCES := $(shell find gateway predictor backends -name '*.py' -o -name '*.pxd' -o -name '*.pyx' -o -name '*.toml')
 
-.PHONY: demo demo-real test test-plain check test-tools engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps bench-swap-times paper-multimodel own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
+.PHONY: demo demo-real test test-pure test-wire test-plain test-all check test-tools test-training engine test-engine bench-overhead bench-log bench-whatif bench-sidecar bench-tiers bench-prediction bench-tagger bench-live bench-slo bench-swaps bench-swap-times bench-simulator paper-multimodel own-lengths tagger-model soak paper-astrolabe paper-cascade bench-queues lock clean
 
 $(LOCKED): requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -22,7 +26,7 @@ $(LOCKED): requirements/dev.lock
 	touch $(LOCKED)
 
 # Builds the compiled modules beside their sources, so it runs again when one of those changes.
-$(READY): $(LOCKED) pyproject.toml setup.py predictor/kernel.py predictor/kernel.pxd gateway/relay/straight.pyx
+$(READY): $(LOCKED) pyproject.toml setup.py predictor/kernel.py predictor/kernel.pxd predictor/walk.py predictor/walk.pxd gateway/relay/straight.pyx
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
@@ -44,15 +48,27 @@ check: $(READY)  ## format, lint, types, import contracts, style
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest tests/style
 
-test: $(WHEEL)  ## everything that needs no other program; what speaks to sockets runs on the compiled wheel
-	$(BIN)/pytest tests/core tests/sim tests/style
-	$(SHIPPED) $(BIN)/pytest -o pythonpath="$(BUILT) ." tests/wire
+test: $(READY)  ## everything that needs no other program; what speaks to sockets runs on the compiled wheel
+	$(MAKE) $(BESIDE) test-pure test-wire
+
+test-pure: $(READY)  ## what needs no sockets, and no clock either: it gives way to what does
+	nice -n 5 $(BIN)/pytest tests/core tests/sim tests/style
+
+test-wire: $(WHEEL)  ## what speaks to sockets, on the compiled wheel
+	$(SHIPPED) $(BIN)/pytest $(SPREAD) -o pythonpath="$(BUILT) ." tests/wire
 
 test-plain: $(READY)  ## the same on the plain modules, as a machine without a compiler has them
-	$(BIN)/pytest tests/wire
+	$(BIN)/pytest $(SPREAD) tests/wire
+
+test-all: $(READY)  ## all three
+	$(MAKE) $(BESIDE) test-pure test-wire test-plain
 
 test-tools: $(READY)  ## behind nginx and HAProxy, against slowhttptest and libfaketime (.ci/apt.txt)
 	$(BIN)/pytest tests/tools
+
+test-training: $(READY)  ## length trees trained as a user trains them, rows from parquet (lightgbm, scipy, pyarrow are added)
+	$(BIN)/pip install --quiet -r requirements/eval.txt
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/training
 
 engine:  ## vLLM for the CPU and its models, for test-engine and demo-real (2.2 GB)
 	PYTHON=$(PYTHON) tests/engine/setup.sh $(ENGINE) $(MODELS)
@@ -72,6 +88,9 @@ bench-queues: $(WHEEL)  ## what deciding anew about 1,000 waiting requests costs
 
 bench-whatif: $(READY)  ## what a what-if costs, compiled and interpreted, at 48 running and 50 waiting
 	$(BIN)/python -m tests.bench.whatif $(BENCH_ARGS)
+
+bench-simulator: $(READY)  ## what a simulated run of 12 engines and 10,000 requests costs under each policy (1 minute)
+	$(BIN)/python -m tests.bench.simulator $(BENCH_ARGS)
 
 bench-sidecar: $(WHEEL)  ## a sidecar at 500 probes a second beside a null echo; what publishing, asking and a whole request cost
 	PYTHON=$(PYTHON) tests/bench/setup.sh $(BENCH)
@@ -104,7 +123,7 @@ tagger-model:  ## the length encoder that comes with the gateway, from LEEWAY_DA
 	$(PYTHON) -m gateway tagger train $(LEEWAY_DATA) --out .tagger --epochs 3 --threads 1 $(if $(TEACHER),--teacher $(TEACHER)) $(TAGGER_ARGS)
 	$(PYTHON) -m gateway tagger export .tagger --out predictor/tagger_models
 
-eval-length: $(READY)  ## how well lengths are foretold, beside every baseline (LEEWAY_DATA; 20 minutes; EVAL_ARGS=--quick: 2)
+eval-length: $(READY)  ## how well lengths are foretold, beside every baseline (LEEWAY_DATA; 30 minutes; EVAL_ARGS=--quick: 2)
 	$(BIN)/pip install --quiet -r requirements/eval.txt
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -m tests.bench.lengths $(EVAL_ARGS)
 

@@ -29,7 +29,8 @@ UNSAID = Sizes()
 class Identity:
     """What probing found out about a backend. `max_model_len` in tokens, 0 when unknown; `scheduling` is how it orders its
     queue, as config.Scheduling has it, "" when it does not say. `body_session`: its KV events name the `session_id` of a
-    request's body, and it keeps nothing else by that."""
+    request's body, and it keeps nothing else by that. `recall`: the member of a generation's body by whose value it can be
+    told that nobody wants the answer any more; "": none. `instance` is the mark of a Leeway gateway that stands there."""
 
     engine: str
     version: str = ""
@@ -39,6 +40,8 @@ class Identity:
     scheduling: str = ""
     sizes: Sizes = UNSAID
     body_session: bool = False
+    recall: str = ""
+    instance: str = ""
 
     def completed(self, before: "Identity") -> "Identity":
         """With what the same process said `before` where it says nothing now: a busy one may be late with an answer."""
@@ -56,13 +59,15 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class EngineReport:
     """What an engine's /metrics tell of it: requests running and waiting (-1: not said), share of the KV in use (-1: not
-    said), KV blocks and tokens in each (0: not said); its steps by their tokens, as (bound, steps up to it) from its start."""
+    said), KV blocks and tokens in each (0: not said); its steps by their tokens, as (bound, steps up to it) from its start;
+    `waiting` of the requests do (-1: not said)."""
 
     requests: int = -1
     kv_usage: float = -1.0
     kv_blocks: int = 0
     block_size: int = 0
     steps: tuple[tuple[float, float], ...] = ()
+    waiting: int = -1
 
 
 class ProbeFailedError(Exception):
@@ -101,3 +106,4 @@ class Adapter(Protocol):
     async def check(self, http: ControlHttp) -> None: ...
     async def generates(self, http: ControlHttp, model: str) -> bool: ...
     async def report(self, http: ControlHttp) -> EngineReport | None: ...
+    async def recall(self, http: ControlHttp, engine_id: str) -> None: ...

@@ -3,8 +3,8 @@
 The gateway says with each request until when its first token is needed and how fast it must go on (`vllm_xargs`, or
 `priority` as the latest start); what a prompt costs is learned from the engine's own steps. Before each step:
 
-    retier     the waiting, by predictor.queues
-    pause      prompts of tier 2 that are being computed, while tier 1 has prompts and their share is used up
+    retier     those who wait and prompts that are begun, in one queue, by predictor.queues
+    hand out   the step's prompt tokens in that order (backends.cascade_step): who is passed over pauses
     give way   if all slots are taken and the first of tier 1 would come too late by waiting for one: the running request
                with the largest budget that affords its own redo, once in its life, and nobody for one that gave way itself
     give KV    out of blocks, prompts of tier 2 that are begun go first: they are late already
@@ -13,18 +13,18 @@ After its first token a request is judged by its TPOT budget. Instants are unix 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from predictor.budget import Gamma, SloTarget, decode_budget_s
-from predictor.places import MARGIN_S, TIER_2
+from backends.cascade_step import Handout, Room
+from backends.standing import PLAUSIBLE_S, InEngine, Standing
+from predictor.budget import Gamma, decode_budget_s
+from predictor.places import MARGIN_S
 from predictor.queues import AGE_S, ORDERS, TieredQueue
 from predictor.waiting import Waiting
 
 COMEBACK_S = 1.0  # who gave way without an SLO of its own is due again after so long
 TOKEN_S, STEP_S = 1e-4, 0.02  # until steps were seen
-PLAUSIBLE_S = 3600.0
 LEARNING = 0.1
 OUTLIER = 4.0
 PREFILL_MIN = 32  # steps with fewer prompt tokens teach nothing of prompts
@@ -32,21 +32,6 @@ STRETCH_STEP = 1.2
 PRIORITY_MAX = 1 << 60
 OFFER_S = 0.25  # how old what is said of who could give way may be
 NOBODY_S = 0.25  # after nobody could give way, slots are taken to come by themselves for so long
-
-
-class InEngine(Protocol):
-    """A request as the scheduler holds it; names are vLLM's, `leeway` and `leeway_expected` are set by us."""
-
-    request_id: str
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    priority: int
-    leeway_expected: int
-    next_decode_eligible_step: int
-    leeway: "Standing"
-
-    @property
-    def num_output_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,58 +69,6 @@ def options(environ: Mapping[str, str]) -> CascadeOptions:
         number("LEEWAY_AGE_S", AGE_S),
         number("LEEWAY_PREEMPT", 1.0) != 0.0,
     )
-
-
-class Standing:
-    """What a request was promised, and how far it is."""
-
-    __slots__ = (
-        "arrival_s",
-        "begun_s",
-        "deadline_s",
-        "estimate_s",
-        "first_s",
-        "gave_way",
-        "hint_s",
-        "slo_class",
-        "target",
-        "tier",
-    )
-
-    def __init__(self, slo_class: str, target: SloTarget, arrival_s: float, deadline_s: float, hint_s: float) -> None:
-        self.slo_class = slo_class
-        self.target = target
-        self.arrival_s = arrival_s
-        self.deadline_s = deadline_s
-        self.hint_s = hint_s
-        self.tier = 1
-        self.begun_s = self.first_s = self.estimate_s = 0.0  # 0: not yet
-        self.gave_way = 0
-
-
-def standing(hints: object, priority: int, arrival_s: float) -> Standing:
-    """What its sender says of a request. What is nonsense counts as not said: an engine is no place to refuse."""
-    told = hints if isinstance(hints, dict) and hints.get("leeway_v") == 1 else {}
-    sent_s = _number(told, "leeway_arrival_unix_ms") / 1000
-    if max(0.0, arrival_s - PLAUSIBLE_S) < sent_s <= arrival_s:
-        arrival_s = sent_s
-    ttft_s, tpot_s = (_number(told, f"leeway_{name}_ms") / 1000 for name in ("ttft", "tpot"))
-    deadline_s = _number(told, "leeway_deadline_unix_ms") / 1000
-    if deadline_s <= 0 or abs(deadline_s - arrival_s) > PLAUSIBLE_S:
-        deadline_s = arrival_s + ttft_s if ttft_s > 0 else math.inf
-    hint_s = max(0.0, _number(told, "leeway_estimate_ms") / 1000)
-    if not told and priority > 0:
-        start_s = (priority - TIER_2 if priority >= TIER_2 else priority) / 1000
-        if abs(start_s - arrival_s) < PLAUSIBLE_S:
-            deadline_s = start_s
-    target = SloTarget(ttft_s if ttft_s > 0 else math.inf, tpot_s if tpot_s > 0 else math.inf)
-    slo_class = told.get("leeway_class", "")
-    return Standing(slo_class if isinstance(slo_class, str) else "", target, arrival_s, deadline_s, hint_s)
-
-
-def _number(told: Mapping[str, object], name: str) -> float:
-    value = told.get(name)
-    return float(value) if isinstance(value, (int, float)) and -1e15 < value < 1e15 else 0.0
 
 
 class EnginePace:
@@ -181,13 +114,14 @@ class Cascade:
         self.queue = TieredQueue(given.order, given.rho, given.alpha, given.age_s)
         self.pace = EnginePace()
         self.gamma = Gamma()
+        self.handout = Handout(self.queue)
         self.gave_way = self.paused = 0
         self._max_slots = max_slots
         self.reference_s = 0.0  # seconds a token when costs were reckoned first
         self.stretch = 1.0
         self._stepped_s = 0.0
         self._step_prompt_tokens = -1  # of the last step; -1: there was none
-        self._contested = self._starved = False
+        self._contested = False
         self._nobody_until_s = self._offer_until_s = 0.0
         self.offer = ("", 0.0)  # see `_offer`
         self._filling: list[InEngine] = []
@@ -200,12 +134,12 @@ class Cascade:
     def entry(self, request: InEngine, now_s: float) -> Waiting:
         """The request as the queue sees it: new, or one that gave way and must be computed again."""
         own = request.leeway
-        tokens = max(1, request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens)
+        had = max(request.num_computed_tokens, own.cached)
+        tokens = max(1, request.num_prompt_tokens + request.num_output_tokens - had)
         self.pace.hinted(request.num_prompt_tokens, own.hint_s)
         if not self.reference_s:
             self.reference_s = self.pace.token_s
-        mean_s = self.pace.step_s + tokens * self.reference_s
-        cost_s = self.gamma.of(own.slo_class) * mean_s
+        mean_s, cost_s = self._costs_s(own, tokens)
         deadline_s = own.deadline_s
         if own.first_s or (own.gave_way and deadline_s == math.inf):
             budget_s = self.budget_s(request, now_s)
@@ -218,6 +152,11 @@ class Cascade:
         own.tier = waiting.tier
         if not own.begun_s:
             own.begun_s, own.estimate_s = now_s, self.pace.prompt_s(waiting.tokens)
+
+    def _costs_s(self, own: Standing, tokens: int) -> tuple[float, float]:
+        """What so many prompt tokens take as a rule, and guarded."""
+        mean_s = self.pace.step_s + tokens * self.reference_s
+        return mean_s, self.gamma.of(own.slo_class) * mean_s
 
     # -- budgets
 
@@ -250,17 +189,28 @@ class Cascade:
 
     # -- steps
 
-    def begin(self, running: Sequence[InEngine], now_s: float) -> list[InEngine]:
-        """A step is composed: learn from the last one, put everybody into tiers; those whose prompts pause in it."""
+    def begin(self, running: Sequence[InEngine], now_s: float) -> None:
+        """A step is composed: learn from the last one, put everybody into tiers."""
         if self._step_prompt_tokens >= 0 and running:
             self.pace.saw(now_s - self._stepped_s, self._step_prompt_tokens)
         self._stepped_s = now_s
-        filling = self._filling = self._unfinished(running, now_s)
+        self._filling = self._unfinished(running, now_s)
+        if self._filling or self.handout.left:
+            self._follow(now_s)
         if self.options.preempt and len(running) >= self._max_slots and now_s >= self._offer_until_s:
             self.offer, self._offer_until_s = self._offer(running, now_s), now_s + OFFER_S
         if len(self.queue):
-            self._retier(running, filling, now_s)
-        return self._pausing(running, filling, now_s)
+            self._retier(running, now_s)
+
+    def hand_out(self, running: Sequence[InEngine], room: Room, ready: Callable[[str], bool], now_s: float) -> dict[str, int]:
+        """How many tokens prompts that are begun may have in the step, by request id; see Handout.plan."""
+        handout = self.handout
+        handout.plan(room, ready, now_s)
+        begun = [one.leeway.tier for one in self._filling if one.request_id in handout.left]
+        able = self.queue.tiers if len(running) < self._max_slots else (begun.count(1), begun.count(2))
+        self._contested = min(able) > 0 and not handout.blocked
+        self.paused += sum([not limit for limit in handout.limits.values()])
+        return handout.limits
 
     def end(self, admitted: Sequence[InEngine], scheduled: Mapping[str, int]) -> None:
         """The step is composed: so many tokens of each."""
@@ -272,7 +222,7 @@ class Cascade:
             else:
                 second += tokens
         self._step_prompt_tokens = first + second if scheduled else -1
-        self._starved = self._contested and not first  # whoever has a right to them could not use the tokens
+        self.handout.done(scheduled)
         if self._contested:
             self.queue.share.count(first, second)
 
@@ -332,15 +282,32 @@ class Cascade:
                 filling.append(request)  # it gave way before
         return filling
 
-    def _retier(self, running: Sequence[InEngine], filling: Sequence[InEngine], now_s: float) -> None:
-        pace = self.pace
-        ahead_s = pace.token_s * sum([one.num_prompt_tokens - one.num_computed_tokens for one in filling])
+    def _follow(self, now_s: float) -> None:
+        """Prompts that are begun: in the queue, with what is left of them."""
+
+        def begins(request: InEngine) -> None:
+            waiting = self.entry(request, now_s)
+            waiting.begun = True
+            self.queue.add(waiting, now_s, request.leeway.tier)
+
+        def goes_on(request: InEngine, tokens: int) -> None:
+            mean_s, cost_s = self._costs_s(request.leeway, tokens)
+            self.queue.revise(request.request_id, cost_s, now_s, mean_s=mean_s)
+
+        self.handout.follow(self._filling, begins, goes_on)
+
+    def _retier(self, running: Sequence[InEngine], now_s: float) -> None:
+        pace, ahead_s = self.pace, 0.0
         if len(running) >= self._max_slots and (not self.options.preempt or now_s < self._nobody_until_s):
-            ahead_s = max(ahead_s, self._release_s(running))
+            ahead_s = max(0.0, self._release_s(running))
         wanted = max(pace.token_s / self.reference_s, 1e-3)
         if not 1 / STRETCH_STEP < wanted / self.stretch < STRETCH_STEP:
             self.stretch = wanted
-        self.queue.retier(now_s, max(0.0, ahead_s), stretch=self.stretch)
+        self.queue.retier(now_s, ahead_s, stretch=self.stretch, begun_s=ahead_s)
+        for request in self._filling:
+            waiting = self.queue.get(request.request_id)
+            if waiting is not None:
+                request.leeway.tier = waiting.tier
 
     def _offer(self, running: Sequence[InEngine], now_s: float) -> tuple[str, float]:
         """Whose budget leaves most beyond its own redo, and how much: so that others can foretell who gives way."""
@@ -355,23 +322,6 @@ class Cascade:
         """Until the next slot is free, if requests end as expected."""
         left = min([max(1, one.leeway_expected - one.num_output_tokens) for one in running], default=0)
         return left * self.pace.step_s
-
-    def _pausing(self, running: Sequence[InEngine], filling: Sequence[InEngine], now_s: float) -> list[InEngine]:
-        second = [one for one in filling if one.leeway.tier == 2]
-        waits_first, waits_second = self.queue.tiers
-        free = len(running) < self._max_slots
-        first = len(second) < len(filling) or (free and waits_first > 0)
-        self._contested = first and (bool(second) or (free and waits_second > 0))
-        if not first or not second or self._starved:
-            return []
-        age_s, share = self.options.age_s, self.queue.share
-        paused = [
-            one
-            for one in second
-            if now_s - one.leeway.arrival_s < age_s and not share.turn(one.num_prompt_tokens - one.num_computed_tokens)
-        ]
-        self.paused += len(paused)
-        return paused
 
 
 def _computed(one: InEngine) -> int:

@@ -27,6 +27,8 @@ class BudgetQueue:
         self._held = ""
         self._hold_steps = 0
         self._debt = 0.0
+        self._block_tokens = 0  # while the step is being composed: of a KV block
+        self._spare_blocks = 0
         self._order: list[Any] | None = None
 
     def __repr__(self) -> str:
@@ -47,8 +49,14 @@ class BudgetQueue:
         if self._held not in self._requests or self._hold_steps <= 0:
             self._held = ""
 
+    def limit(self, block_tokens: int) -> None:
+        """The step is about to be composed: who waits behind prompts that are begun must leave them the KV blocks of so many
+        tokens each that they still need. The engine asks for free ones only."""
+        self._block_tokens, self._spare_blocks = block_tokens, self._cascade.handout.spare_blocks
+
     def close(self) -> list[Any]:
         """The step is composed: who was admitted in it."""
+        self._block_tokens = 0
         self._queue.share.debt = self._debt
         for request, waiting in self._taken.values():
             self._cascade.admitted(request, waiting, self.now_s)
@@ -87,6 +95,8 @@ class BudgetQueue:
         """Take whose turn it is. IndexError if nobody waits."""
         waiting = self._head()
         request = self._requests.pop(waiting.id)
+        if self._block_tokens and waiting.id not in self._cascade.handout.kept:
+            self._spare_blocks -= -(-waiting.tokens // self._block_tokens)
         if waiting.tier == 2 and self._queue.tiers[0]:
             self._queue.share.debt -= waiting.tokens  # until the step's own count: one turn is one request
         self._queue.remove(waiting.id)
@@ -108,7 +118,11 @@ class BudgetQueue:
             self.remove_request(request)
 
     def __bool__(self) -> bool:
-        return bool(self._requests)
+        """Whether there is somebody to take; while a step is composed, somebody with room."""
+        if not self._requests or not self._block_tokens:
+            return bool(self._requests)
+        waiting = self._head()
+        return waiting.id in self._cascade.handout.kept or self._spare_blocks * self._block_tokens >= waiting.tokens
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._resting)
@@ -117,7 +131,7 @@ class BudgetQueue:
         """Tier 1, tier 2, those who rest."""
         if self._order is None:
             both = (self._queue.first(self.now_s), self._queue.second(self.now_s))
-            self._order = [self._requests[waiting.id] for tier in both for waiting in tier]
+            self._order = [self._requests[waiting.id] for tier in both for waiting in tier if not waiting.begun]
         return iter([*self._order, *self._resting])
 
     # -- inside
@@ -134,6 +148,9 @@ class BudgetQueue:
 
     def _return(self, request: Any) -> None:
         taken = self._taken.pop(request.request_id, None)
+        if taken is None:  # it was preempted
+            self._cascade.handout.leave(request.request_id)
+            request.leeway.cached = 0
         self._put(request, taken[1] if taken is not None else self._cascade.entry(request, self.now_s))
 
     def _put(self, request: Any, waiting: Waiting) -> None:

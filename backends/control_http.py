@@ -1,11 +1,14 @@
 """One aiohttp session for control requests (probes, admin routes): bounded answers, no redirects, no environment. Shell.
 
 Every foreign exception becomes ProbeFailedError here and nowhere else. Addresses are checked by the given predicate:
-literal ones before the request, names each time that they are resolved for a connection.
+literal ones before the request, names each time that they are resolved for a connection. A connection to a name is not kept for
+ever, so that a name which moves is followed.
 """
 
+import asyncio
 import errno
 import ipaddress
+import socket
 import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -13,27 +16,38 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
 
 from backends.base import ProbeFailedError, Reply
+from backends.reach import Name
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
+NAMES_MAX = 4096
+KEPT_S = 10.0
 
 
 class _CheckedResolver(AbstractResolver):
     def __init__(self, allowed: Callable[[str], bool]) -> None:
-        self._inner = ThreadedResolver()
         self._allowed = allowed
+        self._names: dict[tuple[str, int], Name] = {}
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)  # type: ignore[arg-type]
-        kept = [entry for entry in found if self._allowed(entry["host"])]
+        name = self._names.get((host, port))
+        if name is None:
+            if len(self._names) >= NAMES_MAX:
+                self._names.clear()
+            name = self._names[host, port] = Name(host, port, asyncio.get_running_loop().time)
+        kept = [address for address in await name.addresses() if self._allowed(address)]
         if not kept:
             raise OSError(errno.EACCES, "the name resolves to no allowed address")
-        return kept
+        return [_numeric(host, address, port) for address in kept]
 
     async def close(self) -> None:
-        await self._inner.close()
+        """Nothing is open."""
+
+
+def _numeric(host: str, address: str, port: int) -> ResolveResult:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST)
 
 
 class ControlSession:
@@ -41,8 +55,9 @@ class ControlSession:
 
     def __init__(self, allowed: Callable[[str], bool]) -> None:
         self._allowed = allowed
-        connector = aiohttp.TCPConnector(resolver=_CheckedResolver(allowed), limit=256, ttl_dns_cache=10)
+        connector = aiohttp.TCPConnector(resolver=_CheckedResolver(allowed), limit=256, use_dns_cache=False)
         self._tls: ssl.SSLContext | None = None
+        self._kept_s: dict[str, float] = {}  # since when connections are kept, by host and port of a name
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
 
     async def request(self, method: str, url: str, key: str, timeout_s: float, body: bytes | None = None) -> Reply:
@@ -52,9 +67,11 @@ class ControlSession:
             literal = str(ipaddress.ip_address(host))
         except ValueError:
             literal = ""
+        headers = {"content-type": "application/json"}
+        if not literal and self._kept_long(urlsplit(url).netloc):
+            headers["connection"] = "close"
         if literal and not self._allowed(literal):
             raise ProbeFailedError("the address is not allowed")
-        headers = {"content-type": "application/json"}
         if key:
             headers["authorization"] = f"Bearer {key}"
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -67,6 +84,16 @@ class ControlSession:
             raise ProbeFailedError(f"no answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ProbeFailedError(f"{type(error).__name__}: {_short(error)}") from None
+
+    def _kept_long(self, place: str) -> bool:
+        """True once in KEPT_S."""
+        now_s = asyncio.get_running_loop().time()
+        if len(self._kept_s) >= NAMES_MAX:
+            self._kept_s.clear()
+        if now_s - self._kept_s.setdefault(place, now_s) < KEPT_S:
+            return False
+        self._kept_s[place] = now_s
+        return True
 
     def _context(self, url: str) -> ssl.SSLContext | bool:
         """The trust store, read when the first https URL is asked for, not when this module was imported."""

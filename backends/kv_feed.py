@@ -7,10 +7,10 @@ there is tried again, at growing intervals; nothing here fails a request or hold
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from socket import SOCK_STREAM
 from typing import Final
 
 from backends.kv_events import END, NUMBER_BYTES, KvSink, Ledger, check_endpoint
+from backends.reach import addresses_of, first_of
 from backends.zmtp import GREETING, Incoming, ZmtpError, message, ready, subscription
 
 Allowed = Callable[[str], bool]
@@ -66,17 +66,16 @@ class _Connection:
 async def _open(endpoint: str, allowed: Allowed | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Raises OSError, also where the endpoint lies at no address that is allowed."""
     kind, _, rest = endpoint.partition("://")
-    if kind == "ipc" and allowed is None:
+    if kind == "ipc":
+        if allowed is not None:
+            raise OSError("the endpoint has no allowed address")
         return await asyncio.open_unix_connection(rest)
     name, _, port = rest.rpartition(":")
-    host = name.strip("[]")
-    if allowed is not None:
-        found = [] if kind == "ipc" else await asyncio.get_running_loop().getaddrinfo(host, int(port), type=SOCK_STREAM)
-        addresses = [address for address in (str(entry[4][0]) for entry in found) if allowed(address)]
-        if not addresses:
-            raise OSError("the endpoint has no allowed address")
-        host = addresses[0]
-    return await asyncio.open_connection(host, int(port))
+    try:
+        addresses = await addresses_of(name.strip("[]"), int(port), allowed)
+    except UnicodeError:  # a label of the host's name is too long
+        raise OSError("the endpoint's host name is malformed") from None
+    return await first_of(addresses, CONNECT_S, lambda address: asyncio.open_connection(address, int(port)))
 
 
 @asynccontextmanager

@@ -167,7 +167,7 @@ class ManagedProcess:
     def _last_words(self, what: str) -> str:
         code = "" if self._child.code is None else f" with {self._child.code}"
         tail = self._child.tail().strip()
-        end = f"; the end of {self._spec.swap.log}:\n{tail}" if tail else "" if self._spec.swap.log else "; it has no log file"
+        end = f"; the end of {self._spec.swap.log or 'its output'}:\n{tail}" if tail else ""
         return f"the process of {self._spec.model} {what}{code}{end}"
 
 

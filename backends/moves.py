@@ -22,8 +22,8 @@ class SwapSpec:
     planners. `way` is what moves it: vLLM's sleep ("sleep") or SGLang's memory saver ("memory"), of a `level` (1: the weights
     stay in memory, 2: they are discarded), the loads of Ollama or llama.cpp's server, or a process of ours ("process"):
     `command` with ${PORT}, ${LAYERS} and ${MODEL}, `env` added to ours, the `folder` it runs in and the `log` file its output
-    is appended to ("" each: ours, none). Coming in may take `start_s`, leaving `stop_s`; with `keeps` requests may stay in an
-    engine that is paused for others."""
+    is appended to ("" each: ours, one without a name). Coming in may take `start_s`, leaving `stop_s`; with `keeps` requests
+    may stay in an engine that is paused for others."""
 
     device: str = ""
     way: Way = "none"

@@ -2,6 +2,8 @@
 
 from backends.base import ControlHttp, EngineReport, Identity, Kind, ProbeFailedError, Reply
 
+GATEWAY = "leeway"
+
 
 def ok(reply: Reply, what: str) -> Reply:
     """`reply` if it is a 2xx, else ProbeFailedError."""
@@ -41,7 +43,11 @@ class OpenAIAdapter:
 
     async def identify(self, http: ControlHttp) -> Identity:
         """What the server is. Raises ProbeFailedError."""
-        models, length, _ = listed_models(ok(await http.get("/v1/models"), "/v1/models"))
+        models, length, owner = listed_models(ok(await http.get("/v1/models"), "/v1/models"))
+        # a gateway lists nothing while it has no backend
+        instance = (await told(http, "/")).get("instance") if owner == GATEWAY or not models else None
+        if instance or owner == GATEWAY:
+            return Identity(self.engine, models=models, max_model_len=length, instance=str(instance or GATEWAY)[:64])
         version, kind = await self.version(http), await self.kind(http)
         return Identity(self.engine, version, models, kind, length, await self.scheduling(http))
 
@@ -62,9 +68,15 @@ class OpenAIAdapter:
         ok(await http.get("/v1/models"), "/v1/models")
 
     async def generates(self, http: ControlHttp, model: str) -> bool:
-        """Whether one token comes out: the proof that a wedged server works again."""
+        """Whether one token comes out: the proof that a server works. Raises ProbeFailedError where that does not show."""
         body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        return 200 <= (await http.post("/v1/chat/completions", body)).status < 500
+        status = (await http.post("/v1/chat/completions", body)).status
+        if status == 503:
+            raise ProbeFailedError("too busy for a token")
+        return 200 <= status < 500
+
+    async def recall(self, http: ControlHttp, engine_id: str) -> None:
+        """Tell it that nobody wants the answer to the request with that id (Identity.recall). Raises ProbeFailedError."""
 
     async def report(self, http: ControlHttp) -> EngineReport | None:
         """What the engine says of its load and size; None where nothing is known to say it."""

@@ -4,7 +4,8 @@ All budgets shrink at the same speed, so least remaining budget first is earlies
 never changes says it: unix milliseconds of the latest start, with 2^50 more in tier 2, so that what cannot be in time any
 more does not run before what can. vLLM runs the smallest number first and takes its victim from the largest. SGLang runs
 the largest first unless told otherwise, and preempts for a difference of 10: there the unit is a quarter of a second.
-Known for vLLM from a run of 0.32.0, for SGLang from the source of 0.5.23.
+Known from runs of vLLM 0.32.0 and SGLang 0.5.23, which reads its header only with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1, and
+for completions never: there the number is a member of the body as well.
 """
 
 from predictor.places import TIER_2
@@ -13,14 +14,28 @@ SGLANG_UNIT_MS = 250
 ORDERED = ("priority", "priority-low-first", "leeway")
 
 
-def priority_line(engine: str, scheduling: str, start_unix_ms: int, tier: int) -> bytes:
-    """The header line for that engine; empty where none is known."""
+_LINES = {"vllm": b"x-vllm-priority: %d\r\n", "sglang": b"x-override-priority: %d\r\n"}
+
+
+def priority_number(engine: str, scheduling: str, start_unix_ms: int, tier: int) -> int | None:
+    """The number for that engine's queue; None where none is known."""
+    last = TIER_2 if tier == 2 else 0
     if engine == "vllm":
-        return b"x-vllm-priority: %d\r\n" % (start_unix_ms + (TIER_2 if tier == 2 else 0))
+        return start_unix_ms + last
     if engine == "sglang":
-        number = start_unix_ms // SGLANG_UNIT_MS + (TIER_2 if tier == 2 else 0)
-        return b"x-override-priority: %d\r\n" % (number if scheduling == "priority-low-first" else -number)
-    return b""
+        number = start_unix_ms // SGLANG_UNIT_MS + last
+        return number if scheduling == "priority-low-first" else -number
+    return None
+
+
+def priority_line(engine: str, number: int) -> bytes:
+    """The header line that says it to an engine for which there is a number."""
+    return _LINES[engine] % number
+
+
+def priority_members(engine: str, number: int) -> dict[str, object]:
+    """The members of the body that say it."""
+    return {"priority": number} if engine == "sglang" else {}
 
 
 def vllm_scheduling(server_info: dict[str, object]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from backends.cascade import Cascade
 from backends.scheduler_record import ID_CHARACTERS_MAX
-from backends.snapshot_record import Bids, Figures, Rule
+from backends.snapshot_record import Begun, Bids, Figures, Rule
 
 _NUMBER_MAX = 1 << 62
-_NO_FIGURES = Figures()
+_NO_FIGURES, _NOBODY = Figures(), Begun()
 
 
 class ByPriority:
@@ -22,6 +22,10 @@ class ByPriority:
     def bids(self, listed: Sequence[Any]) -> Bids:
         """Of those who wait."""
         return Bids(0, [max(-_NUMBER_MAX, min(_NUMBER_MAX, request.priority)) for request in listed])
+
+    def begun(self, running: Sequence[Any]) -> Begun:
+        """They keep their places."""
+        return _NOBODY
 
     def figures(self) -> Figures:
         """None."""
@@ -53,6 +57,17 @@ class ByBudget:
             [int(waiting.arrival_s * 1e3) for waiting in known],
             [int(waiting.deadline_s * 1e3) if waiting.slo_s < float("inf") else 0 for waiting in known],
             [int(waiting.cost_s * 1e6) for waiting in known],
+        )
+
+    def begun(self, running: Sequence[Any]) -> Begun:
+        """Who has no token yet. (One that gave way and is computed again counts as keeping its place.)"""
+        begun = [(at, one.leeway) for at, one in enumerate(running) if not one.num_output_tokens and not one.leeway.first_s]
+        gamma = self._cascade.gamma
+        return Begun(
+            [at for at, _ in begun],
+            [int(own.arrival_s * 1e3) for _, own in begun],
+            [int(own.deadline_s * 1e3) if own.deadline_s < float("inf") else 0 for _, own in begun],
+            [gamma.of(own.slo_class) for _, own in begun],
         )
 
     def figures(self) -> Figures:

@@ -7,6 +7,7 @@ a difference between blocks held and blocks free is sharing of prefixes, which p
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -36,7 +37,7 @@ def sighting(number: int, record: Record) -> Sighting:
     limits = record.limits
     sizes = (limits.kv_blocks, limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len)
     engine_limits = EngineLimits(*sizes, watermark_blocks=limits.watermark_blocks)
-    running, free_blocks = _running(record, engine_limits)
+    running, places, free_blocks = _running(record, engine_limits)
     waiting = _waiting(record)
     began = len(waiting)
     while free_blocks < 0 and running and not running[-1].decoding:
@@ -60,12 +61,13 @@ def sighting(number: int, record: Record) -> Sighting:
         _work(record.past),
         record.past_s,
         caches_prefixes=limits.prefix_caching,
-        queueing=_queueing(record, len(waiting) - began),
+        queueing=_queueing(record, len(waiting) - began, dict(zip(places, running, strict=False))),
     )
 
 
-def _queueing(record: Record, shifted: int) -> Queueing | None:
-    """How the queue is ordered, when so many stand before those that the record lists. None: by arrival."""
+def _queueing(record: Record, shifted: int, running: Mapping[int, Resident]) -> Queueing | None:
+    """How the queue is ordered, when so many stand before those that the record lists; `running` by their places in the
+    record. None: by arrival."""
     rule, bids, now = record.rule, record.bids, record.figures
     first = bids.first + shifted
     if rule.kind == "priority":
@@ -95,7 +97,19 @@ def _queueing(record: Record, shifted: int) -> Queueing | None:
         record.gammas,
         outer_id(now.gives),
         now.spare_s,
+        tuple(_begun(record, running)),
     )
+
+
+def _begun(record: Record, running: Mapping[int, Resident]) -> Iterator[tuple[int, Bid]]:
+    """Prompts that are begun, with their place in the snapshot."""
+    begun, now = record.begun, record.figures
+    index = {place: at for at, place in enumerate(running)}
+    for place, arrival, deadline, guard in zip(begun.at, begun.arrival_ms, begun.deadline_ms, begun.guard, strict=True):
+        resident = running.get(place)
+        if resident is not None and not resident.generated_tokens and guard > 0:
+            mean_s = max(0.0, now.step_s) + (resident.prompt_tokens - resident.computed_tokens) * max(0.0, now.reference_s)
+            yield index[place], Bid(arrival / 1e3, deadline / 1e3 if deadline else math.inf, guard * mean_s)
 
 
 def _work(work: Work) -> StepWork:
@@ -107,13 +121,15 @@ def _ahead(expected: int, most: int, generated: int) -> int:
     return expected if expected > generated else min(most, generated + OVERDUE_TOKENS)
 
 
-def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...], int]:
-    """Who still runs after the step, and the blocks that are free then: below 0 when prompts begun need more."""
+def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...], list[int], int]:
+    """Who still runs after the step, their places in the record, and the blocks that are free then: below 0 when prompts
+    begun need more."""
     residents: list[Resident] = []
+    places: list[int] = []
     free_blocks = record.free_blocks
     columns = record.running
     rows = zip(columns.ids, columns.prompt, columns.expected, columns.most, record.computed, columns.generated, strict=True)
-    for name, prompt, expected, most, computed, known in rows:
+    for place, (name, prompt, expected, most, computed, known) in enumerate(rows):
         whole = computed >= prompt + known
         # what a step computes beyond the known tokens are outputs on their way; the last of them yields one more
         generated = max(known, computed - prompt + 1) if whole else known
@@ -123,7 +139,8 @@ def _running(record: Record, limits: EngineLimits) -> tuple[tuple[Resident, ...]
         if not whole:
             free_blocks -= limits.blocks_for(prompt + known) - limits.blocks_for(computed)
         residents.append(Resident(outer_id(name), prompt, computed, generated, _ahead(expected, most, generated)))
-    return tuple(residents), free_blocks
+        places.append(place)
+    return tuple(residents), places, free_blocks
 
 
 def _waiting(record: Record) -> tuple[Resident, ...]:

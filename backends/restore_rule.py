@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.cascade import EnginePace, Standing
+from backends.cascade import EnginePace
+from backends.standing import Standing
 from predictor.budget import GAMMA_UNKNOWN
 from predictor.restore import Found, Link, Restorer, Tier
 

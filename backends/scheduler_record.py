@@ -10,7 +10,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Protocol
 
-from backends.snapshot_record import IDLE, NOBODY, Bids, Columns, Figures, Limits, Rule, Work, encode, raw
+from backends.snapshot_record import IDLE, NOBODY, Begun, Bids, Columns, Figures, Limits, Rule, Work, encode, raw
 
 _COMPUTED = attrgetter("num_computed_tokens")
 ID_CHARACTERS_MAX = 128
@@ -38,6 +38,10 @@ class Ordering(Protocol):
 
     def bids(self, listed: Sequence[Any]) -> Bids:
         """Of those who wait, in their order. Asked for when the list has changed."""
+        ...
+
+    def begun(self, running: Sequence[Any]) -> Begun:
+        """Of those who run, prompts that stand in the same order. Asked for when the list has changed."""
         ...
 
     def figures(self) -> Figures:
@@ -74,7 +78,7 @@ class StepRecorder:
         self._waiting: list[Seen] = []
         self._more = (0, 0)
         self._ordering: Ordering | None = None
-        self._rule = self._bids = self._gammas = raw(None)
+        self._rule = self._bids = self._gammas = self._begun = raw(None)
         self._step, self._began_s = IDLE, 0.0
         self.dropped = 0
 
@@ -82,6 +86,7 @@ class StepRecorder:
         """From now on records tell how the queue is ordered, too."""
         self._ordering = ordering
         self._rule, self._bids, self._gammas = raw(ordering.rule), raw(Bids()), raw(ordering.gammas())
+        self._begun = raw(ordering.begun(self._running))
         self._list_waiting(self._waiting)
 
     def record(
@@ -99,6 +104,8 @@ class StepRecorder:
         if running != self._running:
             self._running = running.copy()
             self._running_raw = raw(_columns(running))
+            if self._ordering is not None:
+                self._begun = raw(self._ordering.begun(running))
         if waiting != self._waiting:
             self._list_waiting(waiting.copy())
         computed = list(map(_COMPUTED, running))
@@ -111,7 +118,7 @@ class StepRecorder:
         fields = (self._engine, self._limits, now_s, free_blocks, preemptions, step, past, past_s)
         queues: tuple[object, ...] = (self._running_raw, computed, self._waiting_raw, *self._more)
         if self._ordering is not None:
-            queues = (*queues, self._rule, self._bids, self._ordering.figures(), self._gammas)
+            queues = (*queues, self._rule, self._bids, self._ordering.figures(), self._gammas, self._begun)
         if not self._write(encode((*fields, *queues))):
             self.dropped += 1
 

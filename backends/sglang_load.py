@@ -2,8 +2,9 @@
 
 The file has a head (`SLNS`, version 2, data-parallel ranks, slot size) and a slot for each rank: length, then a msgpack
 map. Writers hold a lock (flock) for the write; a reader that finds it taken keeps the last state. Counts only: running
-requests are taken to be alike, each with the mean context, and to go on for `expected_tokens`. Known from the wheel's
-source and tested against that source; not run on an engine here.
+requests are taken to be alike, each with the mean context, and to go on for `expected_tokens`. A server publishes after each
+prefill, every --load-snapshot-publish-interval (15) decode steps, and about once a second while idle; when it ends, the file
+stays. Tested on a running server.
 """
 
 import fcntl
@@ -11,7 +12,7 @@ import glob
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 import msgspec
@@ -65,14 +66,25 @@ def sizes_of(given: Mapping[str, int]) -> SglangSizes:
 _decoder = msgspec.msgpack.Decoder(Load)
 
 
-def find_file(path: str = "") -> str:
-    """`path`, or the one file that SGLang has made. Raises NoSightError when there is none or more than one."""
-    if path:
-        return path
-    found = sorted(glob.glob(DEFAULT_PATTERN))
-    if len(found) != 1:
-        raise NoSightError("none", f"{len(found)} load snapshots match {DEFAULT_PATTERN}: name the engine's own")
-    return found[0]
+def find_file(is_fresh: Callable[[str], bool], pattern: str) -> str:
+    """The one file that SGLang has made; of several the fresh one, since a server leaves its file behind when it ends. Raises
+    NoSightError when that names none, or more than one."""
+    found = sorted(glob.glob(pattern))
+    fresh = found if len(found) == 1 else [path for path in found if is_fresh(path)]
+    if len(fresh) != 1:
+        of_them = f", {len(fresh)} of them written to by a server" if found else ""
+        raise NoSightError("none", f"{len(found)} load snapshots match {pattern}{of_them}: name the engine's own")
+    return fresh[0]
+
+
+def _requests(load: Load) -> tuple[int, int]:
+    """(running, waiting), with those that SGLang counts as neither: a prompt between two of its chunks is only among the tokens
+    that wait, and what has just got its first token only among those in use."""
+    waiting = min(load.num_waiting_reqs, _RESIDENTS_MAX)
+    between_chunks = not waiting and load.num_waiting_uncached_tokens > 0
+    just_begun = not load.num_running_reqs and load.num_used_tokens > 0 and not between_chunks
+    running = min(load.num_running_reqs + just_begun, _RESIDENTS_MAX, load.max_running_requests)
+    return running, waiting + between_chunks
 
 
 def state_of(load: Load, sizes: SglangSizes) -> Snapshot:
@@ -90,8 +102,7 @@ def state_of(load: Load, sizes: SglangSizes) -> Snapshot:
         max(sizes.chunk_tokens, load.max_running_requests),
         max_model_len,
     )
-    running = min(load.num_running_reqs, _RESIDENTS_MAX, load.max_running_requests)
-    waiting = min(load.num_waiting_reqs, _RESIDENTS_MAX)
+    running, waiting = _requests(load)
     context = max(1, min(load.num_used_tokens // max(1, running), max_model_len - 2))
     prompt = max(1, min(load.num_waiting_uncached_tokens // max(1, waiting), max_model_len - 1))
     more = max(1, min(sizes.expected_tokens, max_model_len - context - 1))
@@ -127,7 +138,7 @@ class SglangLoadSource:
 
     def look(self, now_s: float) -> Sighting:
         """The newest state. Raises NoSightError."""
-        payload = self._read(self._map or self._open())
+        payload = self._read(self._map or self._open(now_s))
         if payload != self._payload:
             self._last, self._payload = self._sighting(payload), payload
         if self._last is None:
@@ -148,8 +159,18 @@ class SglangLoadSource:
             self._fd = -1
         self._payload, self._last = b"", None
 
-    def _open(self) -> mmap.mmap:
-        path = find_file(self._path)
+    def _is_fresh(self, path: str, now_s: float) -> bool:
+        other = SglangLoadSource(path, self._rank, self._sizes, self._stale_s)
+        try:
+            other.look(now_s)
+        except NoSightError:
+            return False
+        finally:
+            other.close()
+        return True
+
+    def _open(self, now_s: float) -> mmap.mmap:
+        path = self._path or find_file(lambda found: self._is_fresh(found, now_s), DEFAULT_PATTERN)
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._map = mapped = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)

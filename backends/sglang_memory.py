@@ -1,10 +1,11 @@
 """Moves a model by SGLang's memory saver: the process stays, weights and KV cache leave the device. Shell.
 
-From the source of 0.5.23, not run on an engine here. A release asserts that nothing runs, a resume that something was
-released, and the scheduler dies of either. So generation is always paused first, with mode=retract: what runs goes back
-into the queue and is computed anew after continue_generation, what comes waits; and what was resumed is remembered. /ready
-is 200 only while not paused, /ping also then. Weights stay in memory with --enable-weights-cpu-backup (level 1); else they
-are gone and are read from the disk again (level 2). /health generates a token: out of the device it takes long and fails.
+Tested on a running server of 0.5.23, whose memory saver was a stand-in. A release asserts that nothing runs, a resume that
+something was released, and the scheduler dies of either. So generation is always paused first, with mode=retract: what runs
+goes back into the queue and is computed anew after continue_generation, what comes waits; and what was resumed is remembered.
+/ready is 200 only while not paused, /ping also then. Weights stay in memory with --enable-weights-cpu-backup (level 1); else
+they are gone and are read from the disk again (level 2), and the server then lists its model by their path. /health generates
+a token: out of the device it takes long and fails.
 """
 
 import asyncio

@@ -82,6 +82,16 @@ class Bids(msgspec.Struct, array_like=True, frozen=True):
     cost_us: list[int] = []
 
 
+class Begun(msgspec.Struct, array_like=True, frozen=True):
+    """Prompts that are begun and stand in the order of those who wait, one column each: the place in `running`, arrival and
+    deadline in unix milliseconds (0: no deadline), the guard of their costs. One whose prompt is computed counts no more."""
+
+    at: list[int] = []
+    arrival_ms: list[int] = []
+    deadline_ms: list[int] = []
+    guard: list[float] = []
+
+
 class Rule(msgspec.Struct, array_like=True, frozen=True):
     """How the queue is ordered: `kind` is fcfs, priority or leeway; the rest is the tiered queue's of leeway (queues.py)."""
 
@@ -114,7 +124,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     `past` is the step before, `past_s` how long it took (0: the
     engine was idle in between, or this is the first one). `more_waiting` requests with `more_tokens` prompt tokens in
     all stand in the queue behind those listed. `rule` and what follows it is not there where the queue is one of
-    arrivals; `gammas` are the guards of costs by class.
+    arrivals; `gammas` are the guards of costs by class; `begun` is not there where prompts keep their places.
     """
 
     engine: str
@@ -134,6 +144,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     bids: Bids = Bids()
     figures: Figures = Figures()
     gammas: dict[str, float] = {}
+    begun: Begun = Begun()
 
 
 IDLE = Work(0, 0, 0, 0)
@@ -166,6 +177,9 @@ def decode(payload: bytes) -> Record:
     if not 0 <= bids.first <= len(record.waiting.ids) - max(len(bids.number), len(bids.cost_us)):
         raise RecordError("the record is malformed: bids of nobody", "torn")
     if len({len(column) for column in (bids.arrival_ms, bids.deadline_ms, bids.cost_us)}) > 1:
+        raise RecordError("the record is malformed: columns of different lengths", "torn")
+    begun = record.begun
+    if len({len(column) for column in (begun.at, begun.arrival_ms, begun.deadline_ms, begun.guard)}) > 1:
         raise RecordError("the record is malformed: columns of different lengths", "torn")
     if len(record.computed) != len(record.running.ids):
         raise RecordError("the record is malformed: columns of different lengths", "torn")

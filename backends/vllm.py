@@ -54,4 +54,5 @@ def vllm_report(text: bytes) -> EngineReport | None:
     sizes = [labels_of(text, "vllm:cache_config_info", name) for name in ("num_gpu_blocks", "block_size")]
     blocks, block_size = (int(size) if size.isdigit() else 0 for size in sizes)
     steps = histogram(text, "vllm:iteration_tokens_total")
-    return EngineReport(int(sum(running) + sum(waiting)), max(usage, default=-1.0), blocks, block_size, steps)
+    queued = int(sum(waiting))
+    return EngineReport(int(sum(running)) + queued, max(usage, default=-1.0), blocks, block_size, steps, queued)

@@ -1,9 +1,9 @@
 """vLLM's scheduler with latency budgets: `--scheduler-cls backends.vllm_cascade.CascadeScheduler`.
 
 Publishes like SnapshotScheduler, and decides four things before vLLM's own `schedule()`, which stays as it is: the order
-of the waiting (a queue in place of `waiting`), which prompts of tier 2 pause in this step, and whether a running request
-gives its slot to an urgent one, or its blocks to one that finds too few. Out of KV, vLLM preempts by `priority`, which here
-says whose budget affords it best.
+of the waiting (a queue in place of `waiting`), how many tokens of the step prompts that are begun may have, so that they
+stand in the same order, and whether a running request gives its slot to an urgent one, or its blocks to one that finds too
+few. Out of KV, vLLM preempts by `priority`, which here says whose budget affords it best.
 backends.cascade decides, LEEWAY_ORDER, LEEWAY_RHO, LEEWAY_ALPHA, LEEWAY_AGE_S and LEEWAY_PREEMPT configure.
 """
 
@@ -19,10 +19,12 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from backends.cascade import Cascade, options, standing
+from backends.cascade import Cascade, options
 from backends.cascade_queue import BudgetQueue
+from backends.cascade_step import Room
 from backends.queue_record import ByBudget
-from backends.vllm_scheduler import COST_STEPS, Publishing
+from backends.standing import standing
+from backends.vllm_scheduler import Publishing, StepCost
 
 _wall = time.time  # noqa: TID251 - as vLLM stamps arrivals, and as deadlines are sent
 
@@ -34,9 +36,10 @@ class WaitingByBudget(BudgetQueue, RequestQueue):
 
 
 class _Cascading(Publishing):
-    """The mixin in front of either of vLLM's schedulers. Uses of theirs beyond Publishing's: policy, current_step, connector,
-    pause_state, requires_kv_delivery, _preempt_request, _request_blocks_can_be_freed; of requests:
-    next_decode_eligible_step, status, priority, arrival_time."""
+    """The mixin in front of either of vLLM's schedulers. Uses of theirs beyond Publishing's: policy, connector,
+    pause_state, requires_kv_delivery, need_mamba_block_aligned_split, _preempt_request, _request_blocks_can_be_freed, and
+    _reserve_prefill_lookahead, which is asked for each request how many tokens it gets and may say fewer; of the KV manager
+    get_computed_blocks; of requests: status, priority, arrival_time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,7 +53,8 @@ class _Cascading(Publishing):
             rule.pace = self._cascade.pace
         per_step = -(-this.max_num_scheduled_tokens // this.block_size)
         self._step_blocks = (per_step + this.max_num_running_reqs) * self._groups
-        self._own_cpu_s, self._own_steps = 0.0, 0
+        self._limits: dict[str, int] = {}
+        self._own_cost = StepCost("tiers take")
         logger.info("waiting requests are ordered by %r", self._cascade.options)
 
     def add_request(self, request: Request) -> None:
@@ -58,6 +62,7 @@ class _Cascading(Publishing):
         sampling = request.sampling_params
         hints = None if sampling is None else sampling.extra_args
         request.leeway = standing(hints, request.priority, request.arrival_time)
+        request.leeway.cached = self._cached(request)
         self._line.now_s = _wall()
         super().add_request(request)
 
@@ -69,18 +74,30 @@ class _Cascading(Publishing):
         output = super().schedule(*args, **kwargs)
         began_s = time.thread_time()
         self._cascade.end(self._line.close(), output.num_scheduled_tokens)
-        self._measure(decided_s + time.thread_time() - began_s)
+        if self._own_cost.asked:
+            self._own_cost.took(decided_s + time.thread_time() - began_s, self._cascade)
         return output
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """vLLM's own, of no more tokens than a prompt that is begun may have in this step (hybrid models: all or none)."""
+        this: Any = self
+        limit = self._limits.get(request.request_id)
+        if limit is not None and limit < num_new_tokens and not (limit and this.need_mamba_block_aligned_split):
+            num_new_tokens = limit
+        tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)  # type: ignore[misc]
+        return tokens
 
     def _prepare(self) -> None:
         this: Any = self
         now_s = _wall()
         self._line.open(now_s)
         running = this.running
-        for paused in self._cascade.begin(running, now_s):
-            paused.next_decode_eligible_step = this.current_step + 2  # vLLM passes over it in the coming step only
+        self._cascade.begin(running, now_s)
         if len(self._line) and this.pause_state == PauseState.UNPAUSED:
             self._make_way(now_s)
+        self._limits = self._cascade.hand_out(running, self._room(), self._ready, now_s)
+        if self._limits:
+            self._line.limit(this.block_size)
         if self._pool.get_num_free_blocks() < self._step_blocks:
             self._cascade.rank(running, now_s)
 
@@ -130,11 +147,26 @@ class _Cascading(Publishing):
         needed = -(-tokens // this.block_size) + this.kv_cache_manager.watermark_blocks // self._groups
         return bool(freed >= needed)
 
-    def _measure(self, cpu_s: float) -> None:
-        self._own_cpu_s += cpu_s
-        self._own_steps += 1
-        if self._own_steps % COST_STEPS == 0 and self._own_steps <= 10 * COST_STEPS:
-            logger.info("tiers take %.1f us a step, on average; %r", 1e6 * self._own_cpu_s / self._own_steps, self._cascade)
+    def _room(self) -> Room:
+        """What the coming step has for prompts."""
+        this: Any = self
+        running = len(this.running)
+        tokens = this.max_num_scheduled_tokens - running + len(self._cascade.handout.left)
+        blocks = (self._pool.get_num_free_blocks() - this.kv_cache_manager.watermark_blocks) // self._groups
+        return Room(tokens, this.max_num_active_reqs - running, blocks, this.block_size)
+
+    def _ready(self, request_id: str) -> bool:
+        """Whether it could begin, but for room."""
+        this: Any = self
+        status = self._line.request(request_id).status
+        return this.pause_state == PauseState.UNPAUSED and status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+    def _cached(self, request: Request) -> int:
+        """Tokens of its prompt that are in the KV cache."""
+        this: Any = self
+        if getattr(request, "kv_cache_report_mode", "") == "full":
+            return 0  # looking would tell those who read KV events
+        return int(this.kv_cache_manager.get_computed_blocks(request)[1])
 
 
 class CascadeScheduler(_Cascading, Scheduler):

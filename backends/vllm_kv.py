@@ -18,8 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.logger import init_logger
 
-from backends.cascade import standing
 from backends.restore_rule import RestoreRule, options
+from backends.standing import standing
 
 PREFIX = "Budgeted"
 OWN = "LEEWAY_CONNECTOR"

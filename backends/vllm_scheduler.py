@@ -24,7 +24,7 @@ from backends.snapshot_file import DEFAULT_PATH, SnapshotFile
 from backends.snapshot_record import Limits
 
 TESTED_VERSIONS = ("0.32.0",)
-COST_STEPS = 100  # after so many steps the log says once what publishing costs
+COST_STEPS, COST_TIMES = 100, 10  # after so many steps the log says what they cost, so many times
 
 logger = init_logger("vllm.leeway")
 
@@ -48,6 +48,29 @@ def snapshot_path(vllm_config: Any) -> str:
     path = os.environ.get("LEEWAY_SNAPSHOT") or DEFAULT_PATH
     rank = vllm_config.parallel_config.data_parallel_index
     return f"{path}.{rank}" if rank else path
+
+
+class StepCost:
+    """Says in the log what something costs of the scheduler's time, for each hundred of the first steps: the first are cold,
+    and any may fall into a moment when others crowd the core."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._steps, self._cpu_s = 0, 0.0
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is still to be measured."""
+        return self._steps < COST_STEPS * COST_TIMES
+
+    def took(self, cpu_s: float, more: object = None) -> None:
+        """It took so much thread CPU time in a step."""
+        self._cpu_s += cpu_s
+        self._steps += 1
+        if self._steps % COST_STEPS == 0:
+            told = "" if more is None else f"; {more!r}"
+            logger.info("%s %.1f us a step, on average%s", self._what, 1e6 * self._cpu_s / COST_STEPS, told)
+            self._cpu_s = 0.0
 
 
 class _Queue:
@@ -94,7 +117,7 @@ class Publishing:
             self._recorder.ordered(ByPriority())
         self._queue, self._holding = _Queue(), _Queue()
         self._preemptions = 0
-        self._publish_cpu_s, self._publishes = 0.0, 0
+        self._publish_cost = StepCost("publishing takes")
         self._publish({}, 0)
         logger.info("scheduler state goes to %s", self._file.path)
 
@@ -109,7 +132,7 @@ class Publishing:
         output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if output.preempted_req_ids:
             self._preemptions += len(output.preempted_req_ids)
-        if self._publishes < COST_STEPS:
+        if self._publish_cost.asked:
             self._publish_and_measure(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
         else:
             self._publish(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
@@ -128,10 +151,7 @@ class Publishing:
     def _publish_and_measure(self, scheduled: dict[str, int], scheduled_tokens: int) -> None:
         began_s = time.thread_time()
         self._publish(scheduled, scheduled_tokens)
-        self._publish_cpu_s += time.thread_time() - began_s
-        self._publishes += 1
-        if self._publishes == COST_STEPS:
-            logger.info("publishing takes %.1f us a step, on average", 1e6 * self._publish_cpu_s / COST_STEPS)
+        self._publish_cost.took(time.thread_time() - began_s)
 
     def shutdown(self) -> None:
         """vLLM's own; readers see that nobody writes any more."""

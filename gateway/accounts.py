@@ -8,6 +8,7 @@ from typing import Literal
 from gateway.config import KeySpec
 from gateway.jobs import Dispatch
 from gateway.slo import NEVER, Promise
+from gateway.trace import Trace
 from predictor.mirror import Mirror
 
 End = Literal["complete", "refused", "failed_before_first_byte", "failed_in_stream", "client_gone"]
@@ -57,6 +58,8 @@ class Account:
     asked_tokens: int = 0  # of the prompt, as estimated
     expected_tokens: int = 0  # of the answer
     work_s: float = -1.0  # predicted seconds to compute the prompt alone
+    trace: Trace | None = None  # where spans are exported
+    engine_id: str = ""  # what its engine knows it by, where it can be told that nobody wants the answer any more
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s

@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 ALLOWED_LOW_PORTS = (80, 443)
 _NETLOC = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[0-9A-Za-z]{1,32})?\])(?::[0-9]{1,5})?")
+_ADDED = ("/v1", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/models")
 KEY_CHARACTERS_MAX = 4096
 
 
@@ -31,9 +32,9 @@ def check_url(url: str, guarded: bool) -> None:
         raise AddressError("The URL must be http://host[:port] or https://host[:port].")
     if parts.username is not None or parts.password is not None:
         raise AddressError("Credentials do not belong in the URL; use api_key.")
-    if parts.path.rstrip("/").endswith("/v1"):
+    if parts.path.rstrip("/").endswith(_ADDED):
         raise AddressError("The URL must be the base URL, without /v1: the gateway adds it.")
-    if not _NETLOC.fullmatch(parts.netloc):
+    if not _NETLOC.fullmatch(parts.netloc) or port == 0:
         raise AddressError("The URL's host or port is malformed.")
     if guarded and port is not None:
         _check_port(port)

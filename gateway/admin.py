@@ -28,6 +28,7 @@ from gateway.admin_views import Reloaded
 from gateway.admin_workers import WorkerRoutes
 from gateway.api import LocalRoute
 from gateway.config import split_address
+from gateway.length_views import length_list
 from gateway.metrics import exposition
 from gateway.operations import Operations
 from gateway.swap_metrics import swap_families
@@ -70,6 +71,7 @@ class ControlPlane:
             *BackendRoutes(self._operations, self._models).routes(),
             *WorkerRoutes(self._operations, self._models).routes(),
             *ModelRoutes(self._operations, self._models).routes(),
+            ("GET", "/admin/lengths", self._lengths),
             ("GET", "/admin/config", self._config),
             ("POST", "/admin/reload", self._reload),
             ("GET", "/metrics", self._metrics),
@@ -90,6 +92,11 @@ class ControlPlane:
         from gateway.config import masked
 
         return answer(200, masked(self._plane.config))
+
+    async def _lengths(self, request: web.Request) -> web.Response:
+        desks = self._plane.desks
+        tagger, models = desks.tagging.tagger, sorted({model for model, _ in desks})
+        return answer(200, length_list(map(tagger.report, models), dict(tagger.rejected)))
 
     async def _reload(self, request: web.Request) -> web.Response:
         waiting = await self._operations.reload()

@@ -15,10 +15,13 @@ from gateway.admin_http import Handler, Models, answer, json_body
 from gateway.operations import Operations
 from gateway.operator_errors import OperationError
 from gateway.residency import Step, SwapPlan
+from gateway.swap_answers import answer_of
 from gateway.swap_views import StepTaken, model_list, model_view, plan_view, situation, step_view
 
 if TYPE_CHECKING:
     from gateway.swapper import Swapper
+
+PROMPT_TOKENS_MAX = 1e8
 
 
 class ModelRoutes:
@@ -41,6 +44,7 @@ class ModelRoutes:
             ("POST", f"{one}/pin", self._pin),
             ("GET", "/admin/plan", self._plan),
             ("POST", "/admin/plan", self._what_if),
+            ("GET", "/admin/plan/{model}", self._answer),
         ]
 
     def _swapper(self) -> "Swapper":
@@ -58,10 +62,20 @@ class ModelRoutes:
     async def _get(self, request: web.Request) -> web.Response:
         return self._shown(self._swapper(), request.match_info["model"])
 
+    async def _answer(self, request: web.Request) -> web.Response:
+        fraction = _number(request, "fraction", 1.0, 1.0)
+        prompt_tokens = round(_number(request, "prompt_tokens", 0.0, PROMPT_TOKENS_MAX))
+        swapper, lodging, model = self._swapper(), self._plane.lodging, request.match_info["model"]
+        self._lodges(model)
+        return answer(200, answer_of(lodging, swapper.waiters(), model, fraction, prompt_tokens, self._plane.now()))
+
+    def _lodges(self, model: str) -> None:
+        if not self._plane.lodging.lodges(model):
+            raise OperationError(404, "no_such_model", f"No model {model[:200]!r} shares a device.")
+
     def _shown(self, swapper: "Swapper", model: str) -> web.Response:
         plane = self._plane
-        if not plane.lodging.lodges(model):
-            raise OperationError(404, "no_such_model", f"No model {model[:200]!r} shares a device.")
+        self._lodges(model)
         return answer(200, model_view(plane.lodging, model, swapper.waiters(), plane.now()))
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -123,6 +137,18 @@ async def to_its_end(work: Callable[[], SwapPlan]) -> SwapPlan:
     except asyncio.CancelledError:
         await asyncio.wait((task,))
         raise
+
+
+def _number(request: web.Request, name: str, default: float, most: float) -> float:
+    """A query parameter from 0 to `most`. Raises OperationError (422)."""
+    text = request.query.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise OperationError(422, "invalid_value", f"{name}: must be a number from 0 to {most:g}.", name)
+    return value
 
 
 def _taken(step: Step, dry_run: bool) -> web.Response:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from gateway import __version__, admin_schema, admin_views, swap_views
+from gateway import __version__, admin_schema, admin_views, length_views, swap_answers, swap_views
 from gateway.admin_http import DRAIN_S_MAX
 
 NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -49,7 +49,7 @@ class Described:
     also: tuple[tuple[int, type, str], ...] = ()
 
 
-V, S, W = admin_views, admin_schema, swap_views
+V, S, W, L = admin_views, admin_schema, swap_views, length_views
 _URL: Query = (("url", True, {"type": "string", "format": "uri"}, "The backend's base URL."),)
 _TIMEOUT: Query = (
     (
@@ -58,6 +58,10 @@ _TIMEOUT: Query = (
         {"type": "number", "minimum": 0, "maximum": DRAIN_S_MAX},
         "How long requests in flight may take; without it, [timeouts] drain_s.",
     ),
+)
+_PART: Query = (
+    ("fraction", False, {"type": "number", "minimum": 0, "maximum": 1}, "The part of its layers on the device; without it, 1."),
+    ("prompt_tokens", False, {"type": "number", "minimum": 0, "maximum": 100_000_000}, "Of a request; without it, 0."),
 )
 _ADDED = "Accepted: it is probed now and gets requests once it answers."
 _GOES = "Accepted: it gets no more requests and is gone once none is in flight or the time is over; a GET then gives 404."
@@ -194,6 +198,19 @@ OPERATIONS = (
         (*BODY, 401, 404),
         body=S.WhatIf,
         body_optional=True,
+    ),
+    Described(
+        "get",
+        "/admin/plan/{model}",
+        "How fast a model is with a part of its layers, whether that fits, what taking it off now costs.",
+        200,
+        swap_answers.ModelAnswer,
+        "As believed now.",
+        (401, 404, 422),
+        query=_PART,
+    ),
+    Described(
+        "get", "/admin/lengths", "Layers that foretell lengths, which are on and why.", 200, L.LengthList, "By model.", (401,)
     ),
     Described(
         "get", "/admin/config", "The effective configuration, secrets masked.", 200, "config", "As gateway.toml.", (401,)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from backends.base import Identity, Kind
 from gateway.config import EngineName, Scheduling
-from gateway.replica import Replica, State
+from gateway.replica import REPEATS, Replica, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,9 @@ def routing(replica: Replica, now_s: float) -> tuple[bool, str]:
         return False, "on trial after failures, and the one request that it may have is under way"
     if replica.in_flight >= replica.spec.max_in_flight:
         return False, "max_in_flight is reached"
-    return True, "on trial after failures: the next request decides" if replica.trial else "ready"
+    if replica.trial:
+        return True, "on trial after failures: the next request decides"
+    return True, "it fails at requests; a token that it is asked for will tell" if replica.repeats >= REPEATS else "ready"
 
 
 def backend_view(replica: Replica, removing: bool, now_s: float) -> BackendView:

@@ -32,6 +32,7 @@ class Answer:
 
     # defaults stand on the class: most answers never set these
     head_out = False
+    keep_alive = False  # whether its head says that the client's connection may go on
     _framer: EventFramer | None = None
     _watch: StreamWatch | None = None
     _held: list[bytes] | None = None
@@ -76,11 +77,6 @@ class Answer:
     def computed(self) -> int:
         """Nobody can say."""
         return -1
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the client's connection may go on after this answer."""
-        return self._request.keep_alive and not self._by_close and not self._plane.draining and not self._client.ending
 
     def relay(self, data: bytes, ended: bool) -> Progress:
         """What one read from the backend brought. `cut`: it ended, but not as a whole answer."""
@@ -181,7 +177,9 @@ class Answer:
             framing, self._by_close = b"", True
         else:
             framing, self._chunked = _CHUNKED, True
-        return b"%b%b%b%b\r\n" % (response_lines(response), extra, framing, connection_line(self.keep_alive, old))
+        stays = self._request.keep_alive and not self._by_close and not self._plane.draining and not self._client.ending
+        self.keep_alive = stays
+        return b"%b%b%b%b\r\n" % (response_lines(response), extra, framing, connection_line(stays, old))
 
     def _write(self, data: bytes) -> None:
         self._account.answer_bytes += len(data)

@@ -1,8 +1,8 @@
 """The gateway's HTTP faces: which route is which, what its errors look like, and what it answers itself. Pure.
 
 Routes are matched exactly on the parsed path. Errors have OpenAI's shape, Anthropic's on /v1/messages, and never name
-an internal address. A refusal that may be tried again says when (`Retry-After`); one whose work may have run says
-`x-should-retry: false`, which the SDKs obey.
+an internal address. A refusal that may be tried again says when (`Retry-After`); one whose work may have run, or that would
+come again, says `x-should-retry: false`, which the SDKs obey.
 """
 
 import difflib
@@ -119,7 +119,7 @@ class Refusal(Exception):
             out.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.wait_s >= 0:
             out.append((b"x-leeway-expected-wait-ms", b"%d" % int(self.wait_s * 1e3)))
-        if self.may_have_run:
+        if self.may_have_run or self.status == 508:
             out.append((b"x-should-retry", b"false"))
         if self.status == 405 and self.allow:
             out.append((b"allow", self.allow))

@@ -27,6 +27,7 @@ from gateway.operator_errors import OperationError
 from gateway.private_file import open_private
 from gateway.server import DataPlane
 from gateway.store import BackendStore, StoreError
+from gateway.trace import wanted
 from gateway.upkeep import Upkeep
 
 Load = Callable[[], GatewayConfig]
@@ -62,6 +63,8 @@ class App:
         # uvloop's own clock has steps of 1 ms; both count from the same origin
         now = time.monotonic if type(loop).__module__.startswith("uvloop") else loop.time
         self.plane = DataPlane(config, self.logs, Random(secrets.randbits(64)), loop, now)
+        if wanted(os.environ):
+            self._export_spans()  # closed after the plane, whose last requests leave spans, too
         stack.push_async_callback(self.plane.close)
         self.learnt = Learnt(file_of(config.admin), self.logs, now)
         self.learnt.keep("lengths", self.plane.desks.tagging.tagger)
@@ -85,13 +88,24 @@ class App:
         await self._control.start()
         self.learnt.start()
         ports = {"data": f"port {self.plane.port}", "control": f"port {self._control.port}"}
-        connections = min(config.limits.connections, self.plane.affordable)
+        connections = self.plane.door.most
         self.logs.event("info", "listening", **ports, connections=connections)
         if made:
             where = f"kept in {config.admin.key_file}" if config.admin.key_file else "for this run only"
             print(f"admin key ({where}): {self.admin_key}", file=sys.stderr, flush=True)
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked through again
+
+    def _export_spans(self) -> None:
+        plane = self.plane
+        try:
+            from gateway.spans import Spans  # its libraries are large, and an extra
+        except ImportError as error:
+            self.logs.event("error", "spans are not exported", reason=f"{error}: the extra otlp is not installed")
+            return
+        spans = Spans(Random(secrets.randbits(64)), plane.now)
+        self._stack.push_async_callback(spans.close)
+        plane.books.tracer = spans
 
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug of ours, seen by the loop: where and what kind, never the values (they may be a client's)."""
@@ -118,7 +132,8 @@ class App:
         loop.add_signal_handler(signal.SIGINT, end)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         await ending.wait()
-        self.logs.event("info", "draining", limit_s=self.plane.timeouts.drain_s, busy=self.plane.busy)
+        self.logs.event("info", "draining", limit_s=self.plane.timeouts.drain_s, busy=self.plane.door.busy)
+        self.operations.ending()
         drain = asyncio.create_task(self.plane.drain(self.plane.timeouts.drain_s))
         stop = asyncio.create_task(now.wait())
         await asyncio.wait((drain, stop), return_when=asyncio.FIRST_COMPLETED)

@@ -6,6 +6,7 @@ import urllib.request
 from typing import Any
 
 TIMEOUT_S = 10.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the key is for the gateway, not for a proxy on the way
 
 
 class NotReachableError(Exception):
@@ -17,13 +18,15 @@ def fetch(control: str, admin_key: str, path: str = "/admin/backends") -> dict[s
     base = control.rstrip("/") if "://" in control else f"http://{control}"
     request = urllib.request.Request(f"{base}{path}", headers={"authorization": f"Bearer {admin_key}"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with _DIRECT.open(request, timeout=TIMEOUT_S) as answer:
             document: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:
         hint = " Set LEEWAY_ADMIN_KEY or --admin-key." if error.code == 401 else _said(error)
         raise NotReachableError(f"{control} answered {error.code}.{hint}") from None
     except (OSError, ValueError) as error:
-        raise NotReachableError(f"{control} cannot be asked: {error}") from None
+        reason = getattr(error, "reason", error)
+        said = getattr(reason, "strerror", None) or reason
+        raise NotReachableError(f"{control} cannot be asked: {said}. --control names the gateway's control listener.") from None
     return document
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -189,16 +190,26 @@ def plan(
     control: Annotated[str, typer.Option(help="Base URL of the control listener.")] = "http://127.0.0.1:8081",
     admin_key: Annotated[str, typer.Option(envvar="LEEWAY_ADMIN_KEY", help="The admin key.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As the admin API tells it.")] = False,
+    svg: Annotated[str, typer.Option(help="Also draw who lay where, and what is planned, into this SVG file.")] = "",
+    model: Annotated[str, typer.Option(help="Of this model alone: its speed, does it fit, what taking it off costs.")] = "",
+    fraction: Annotated[float, typer.Option(min=0, max=1, help="... with this part of its layers on the device.")] = 1.0,
+    prompt_tokens: Annotated[int, typer.Option(min=0, help="... and a prompt of so many tokens.")] = 0,
 ) -> None:
     """Models that share devices: who lies where, who waits, what is to be moved and why, what became of the last swaps."""
     from gateway import backend_table, plan_table
 
     try:
-        if as_json:
+        if model:
+            print(plan_table.answer(control, admin_key, model, fraction, prompt_tokens, as_json), end="")
+        elif as_json:
             print(plan_table.as_json(control, admin_key))
         else:
             plan_table.show(control, admin_key)
-    except backend_table.NotReachableError as error:
+        if svg:
+            from gateway.plan_picture import picture
+
+            Path(svg).write_text(picture(backend_table.fetch(control, admin_key, "/admin/plan")), encoding="utf-8")
+    except (backend_table.NotReachableError, OSError) as error:
         _fail(str(error))
 
 

@@ -73,11 +73,11 @@ class BackendSpec:
 class ModelSpec:
     """How requests for one model are placed; `*` is the rule for every model without its own.
 
-    `binding` and `order`, `work_weight` (lambda), `mu`, `margin` (of the KV), `age_rate` (tokens per second) and
-    `ahead_tokens` are the plan's; `rho` (share of tier 2; below 0: the order's own), `alpha` (0 goodput to 1 fairness
-    between sizes) and `age_s` are those of the orders with tiers; `d`, `objective`, `ttft_target_s` and `temperature`
-    those of the policies that have them. Sidecars are waited for `probe_s`. A prediction older than `stale_s` or off by
-    more than `error_limit` times is not used.
+    `binding` and `order`, `work_weight` (lambda), `mu`, `margin` (of the KV), `overtaking_s` (0: by `age_rate`,
+    tokens per second), `turn_after` (gateway.turns) and `ahead_tokens` are the plan's; `rho` (share of tier 2; below 0: the
+    order's own), `alpha` (0 goodput to 1 fairness between sizes) and `age_s` are those of the orders with tiers; `d`,
+    `objective`, `ttft_target_s` and `temperature` those of the policies that have them. Sidecars are waited for `probe_s`. A
+    prediction older than `stale_s` or off by more than `error_limit` times is not used.
     """
 
     name: str
@@ -89,8 +89,10 @@ class ModelSpec:
     objective: Literal["e2e", "ttft"] = "e2e"
     work_weight: float = 3.0
     mu: float = 0.0
-    margin: float = 0.05
+    margin: float = 0.06
+    overtaking_s: float = 0.0
     age_rate: float = 120.0
+    turn_after: float = 0.8
     rho: float = -1.0
     alpha: float = 0.5
     age_s: float = 120.0
@@ -184,10 +186,6 @@ class Timeouts:
     total_s: float = 3600.0
     write_stall_s: float = 300.0
     drain_s: float = 120.0
-
-    def silent_s(self, stream: bool) -> float:
-        """How long an engine may give nothing at all."""
-        return self.first_byte_s if stream else self.unary_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import os
 import ssl
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from gateway import config as records
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, split_address
 from gateway.config_sections import (
     AdminSection,
     BackendSection,
@@ -39,6 +39,7 @@ from gateway.config_sections import (
     SloSection,
     TaggerSection,
     TimeoutsSection,
+    header_secret,
     secret,
 )
 from gateway.section_base import Name, told
@@ -146,7 +147,8 @@ def _admin_key(admin: AdminSection) -> str:
     """LEEWAY_ADMIN_KEY, its _FILE, the file's own; "" when the gateway is to make one (in key_file, if that is new)."""
     key, path = SecretStr(os.environ.get("LEEWAY_ADMIN_KEY", "")), os.environ.get("LEEWAY_ADMIN_KEY_FILE", "")
     own_path = admin.key_file if os.path.exists(admin.key_file) else ""
-    return secret(key, path, "LEEWAY_ADMIN_KEY_FILE") or secret(admin.key, own_path, "admin.key_file")
+    from_environment = header_secret(secret(key, path, "LEEWAY_ADMIN_KEY_FILE"), "LEEWAY_ADMIN_KEY")
+    return from_environment or header_secret(secret(admin.key, own_path, "admin.key_file"), "admin.key")
 
 
 def load(path: str | None) -> GatewayConfig:
@@ -189,10 +191,24 @@ def explain(error: ValidationError, where: str) -> list[str]:
     for problem in error.errors(include_url=False):
         key = ".".join(str(part) for part in problem["loc"])
         given = problem.get("input")
-        secret = "key" in key or problem["type"] == "extra_forbidden" or "@" in str(given)
+        secret = "key" in key or "token" in key or problem["type"] == "extra_forbidden" or "@" in str(given)
         shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and not secret else ""
-        lines.append(f"{_source(problem['loc'], where)}: {key}: {told(problem)}{shown}")
+        lines.append(f"{_source(problem['loc'], where)}: {key}: {told(problem)}{_written(problem)}{shown}")
     return lines
+
+
+def _written(problem: Mapping[str, Any]) -> str:
+    """How a whole section is written in TOML, for one that is something else."""
+    (name, *inner), kind = problem["loc"], problem["type"]
+    if inner or kind not in ("list_type", "dict_type", "model_type"):
+        return ""
+    return (
+        f", as in [[{name}]]"
+        if kind == "list_type"
+        else f", as in [{name}.NAME]"
+        if kind == "dict_type"
+        else f", as in [{name}]"
+    )
 
 
 def _source(loc: tuple[int | str, ...], where: str) -> str:
@@ -222,6 +238,8 @@ def build(settings: GatewaySettings) -> GatewayConfig:
     """Settings to records. Raises ValueError (a line `key: reason` for each problem) for clashes and unreadable secrets."""
     admin = settings.admin
     problems = _clashes(settings) + _tls_problems(settings.listen)
+    if settings.listen.data == settings.listen.control and split_address(settings.listen.data)[1]:
+        problems.append(f"listen.control: {settings.listen.control} is the address of listen.data, too")
     backends, admin_key, classes, models = [], "", [], []
     for index, section in enumerate(settings.backends):
         with _noted(problems, f"backends.{index}."):

@@ -5,6 +5,7 @@ profiles only when a section is turned into its record.
 """
 
 import dataclasses
+import re
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,6 +31,8 @@ from gateway.config import (
 from gateway.section_base import DAY_S, Name, Section, section
 from gateway.swap_sections import FootprintSection, SwapSection
 from predictor.catalog import ProfileError, engine_profile
+
+_VARIABLE = re.compile(r"\$\{\w+\}")
 
 
 def _address(text: str) -> str:
@@ -87,6 +90,8 @@ class BackendSection(Section):
 
     def record(self, declared: bool = True) -> BackendSpec:
         """As the gateway uses it. Raises ValueError (`key: reason`) when its key can't be read or sent."""
+        if self.kv_replay and not self.kv_events:
+            raise ValueError("kv_replay: needs kv_events beside it")
         return BackendSpec(
             name=self.name,
             url=self.url.rstrip("/"),
@@ -94,7 +99,7 @@ class BackendSection(Section):
             models=tuple(self.models),
             weight=self.weight,
             labels=tuple(sorted(self.labels.items())),
-            api_key=header_secret(secret(self.api_key, self.api_key_file, "api_key_file"), "api_key"),
+            api_key=peer_secret(self.api_key, self.api_key_file, "api_key"),
             max_in_flight=self.max_in_flight,
             declared=declared,
             profile=_known_profile(self.profile),
@@ -103,9 +108,7 @@ class BackendSection(Section):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             sidecar=self.sidecar.rstrip("/"),
-            sidecar_token=header_secret(
-                secret(self.sidecar_token, self.sidecar_token_file, "sidecar_token_file"), "sidecar_token"
-            ),
+            sidecar_token=peer_secret(self.sidecar_token, self.sidecar_token_file, "sidecar_token"),
             kv_events=self.kv_events,
             kv_replay=self.kv_replay,
             scheduling=self.scheduling,
@@ -129,7 +132,9 @@ class ModelSection(Section):
     work_weight: float = Field(_RULE.work_weight, ge=0, le=1000, alias="lambda")
     mu: float = Field(_RULE.mu, ge=0, le=1000)
     margin: float = Field(_RULE.margin, ge=-1, le=0.9)
+    overtaking_s: float = Field(_RULE.overtaking_s, ge=0, le=86400)
     age_rate: float = Field(_RULE.age_rate, ge=0, le=1e9)
+    turn_after: float = Field(_RULE.turn_after, ge=0, le=1000)
     rho: float = Field(_RULE.rho, ge=-1, le=1)
     alpha: float = Field(_RULE.alpha, ge=0, le=4)
     age_s: float = Field(_RULE.age_s, gt=0, le=86400)
@@ -279,6 +284,16 @@ def header_secret(text: str, key: str) -> str:
     if not sendable_key(text):
         raise ValueError(f"{key}: a key may only hold visible ASCII characters, at most 4096")
     return text
+
+
+def peer_secret(value: SecretStr, path: str, key: str) -> str:
+    """What is sent to a backend or a sidecar. Raises ValueError (`key: reason`), for what somebody meant otherwise, too."""
+    text = secret(value, path, f"{key}_file")
+    if path and not text:
+        raise ValueError(f"{key}_file: the secret file {path} is empty")
+    if _VARIABLE.fullmatch(text):
+        raise ValueError(f"{key}: variables are not replaced in this file; {key}_file names one that holds the key")
+    return header_secret(text, key)
 
 
 def _known_profile(name: str) -> str:

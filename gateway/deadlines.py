@@ -5,29 +5,10 @@ the loop's clock as of the last sweep: good enough for idle limits, free to read
 """
 
 import asyncio
-from typing import Literal, Protocol
-
-from gateway.config import Timeouts
+from typing import Protocol
 
 TICK_S = 0.05
 STALL_S = 0.25
-
-
-def overdue(
-    timeouts: Timeouts, now_s: float, arrived_s: float, heard_s: float, stalled_s: float
-) -> tuple[Literal["total", "stalled", "silent", ""], float]:
-    """Which limit an answer under way has passed ("" = none), and when to look again. Pure.
-
-    A client that reads too slowly (since `stalled_s`, infinity if it does not) excuses the backend's silence.
-    """
-    end_s = arrived_s + timeouts.total_s
-    if now_s >= end_s:
-        return "total", end_s
-    stalled = stalled_s < float("inf")
-    due_s = stalled_s + timeouts.write_stall_s if stalled else heard_s + timeouts.idle_s
-    if now_s >= due_s:
-        return ("stalled" if stalled else "silent"), due_s
-    return "", min(due_s, end_s)
 
 
 class Due(Protocol):

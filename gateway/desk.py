@@ -13,11 +13,12 @@ from random import Random
 
 from gateway.config import ModelSpec
 from gateway.foresight import Foresight, OwnDispatches
+from gateway.handicap import Sizes
 from gateway.hindsight import Hindsight
 from gateway.jobs import Action, Dispatch, Job, Probe, told
 from gateway.lanes import Lanes
 from gateway.line import Guard, Line
-from gateway.plan import WALK, Ticket, UntrustedError, cheapest, openings, opens_s, order_key, walk
+from gateway.plan import WALK, Ticket, UntrustedError, cheapest, openings, opens_s, order_key, size, walk
 from gateway.policies.base import Policy, Probing
 from gateway.policies.ladder import Ladder, judge
 from gateway.policies.table import COUNTING, PREDICTING, PROBING
@@ -30,6 +31,7 @@ from predictor.snapshot import ProbeReply
 __all__ = ["Action", "Desk", "Dispatch", "EngineView", "Job", "Probe"]
 
 NEVER = float("inf")
+BY_SIZE = ("sjf", "mh", "lrb")
 Replies = Mapping[str, ProbeReply | None]
 
 
@@ -47,6 +49,7 @@ class Desk:
         self.hindsight = Hindsight()
         self._plans = rule.policy == "plan"
         self._late = self._plans and rule.binding == "late"
+        self._turns = self._late and rule.turn_after > 0 and not rule.overtaking_s and rule.order in BY_SIZE
         self._counting: Policy | None = COUNTING[rule.policy](rule, rng) if rule.policy in COUNTING else None
         self._probing: Probing | None = PROBING[rule.policy](rule, rng) if rule.policy in PROBING else None
         self._predicts = rule.policy in PREDICTING
@@ -56,6 +59,7 @@ class Desk:
         self._lanes = Lanes(rule)
         self._tickets: dict[str, Ticket] = {}
         self.line = Line(rule)
+        self._sizes = Sizes()
         self.guard = Guard()
         self._asked: dict[str, tuple[list[View], float]] = {}  # since when
 
@@ -176,9 +180,9 @@ class Desk:
             return []
         if not (views := self._lanes.open_views(ticket, now_s)):
             return []
-        tier, second_s = self.line.remove(ticket, now_s, sent=True)
+        ticket.tier, ticket.second_s = self.line.remove(ticket, now_s, sent=True)
         sent = self._early(ticket, views, now_s) if self._plans else self._send_by_ladder(ticket, views, "late", now_s)
-        return [told(sent, tier, second_s)]
+        return [told(sent, ticket.tier, ticket.second_s)]
 
     def revise(self, job_id: str, lengths: LengthEstimate, now_s: float) -> list[Action] | None:
         """It turned out how long the answer may be, of a job in the line or in an engine. None where it changes nothing."""
@@ -197,18 +201,30 @@ class Desk:
         before = self.line.tickets.index(ticket)
         ticket.job = replace(ticket.job, lengths=lengths)
         if self._late:
-            ticket.key = order_key(ticket, self.rule)
+            self._rank(ticket)
             self.line.resort()
             self.hindsight.moved(self.line.tickets, before, ticket, self._lanes.all)
         return self._go_on(now_s)
 
     # -- the line
 
+    def _rank(self, ticket: Ticket) -> None:
+        """Its place in the line."""
+        if self.rule.overtaking_s > 0:
+            ticket.handicap_s = self._sizes.handicap_s(size(ticket), self.rule.overtaking_s)
+        ticket.key = order_key(ticket, self.rule)
+
     def _join(self, ticket: Ticket, now_s: float) -> None:
         job, line = ticket.job, self.line
-        ticket.key = order_key(ticket, self.rule) if self._late else job.arrival_s
+        ticket.key = job.arrival_s
+        if self.rule.overtaking_s > 0:
+            self._sizes.saw(size(ticket))
         if job.deadline_s < NEVER:
             line.knows_slo = True
+        if self._turns and not line.knows_slo:
+            line.turns.came(ticket, self._lanes.work_s(ticket))
+        if self._late:
+            self._rank(ticket)
         line.join(ticket, now_s, self.guard.service_s(ticket, self._lanes.views) if line.knows_slo else (0.0, 0.0))
 
     def decode_s(self, tokens: int) -> float:
@@ -229,9 +245,10 @@ class Desk:
         if not cause:
             try:
                 for ticket, lane, hit_tokens, ttft_s in walk(self._in_order(now_s), self._lanes.all, self.rule, now_s):
-                    tier, second_s = self.line.remove(ticket, now_s, sent=True)
+                    ticket.tier, ticket.second_s = self.line.remove(ticket, now_s, sent=True)
                     sent = self._send(ticket, lane.view, hit_tokens, "plan", ttft_s, now_s)
-                    actions.append(told(sent, tier, second_s) if second_s or tier != 1 else sent)
+                    second = ticket.second_s or ticket.tier != 1
+                    actions.append(told(sent, ticket.tier, ticket.second_s) if second else sent)
             except UntrustedError as error:
                 cause = str(error)
         if cause:
@@ -245,6 +262,8 @@ class Desk:
 
     def _in_order(self, now_s: float) -> Sequence[Ticket]:
         line = self.line
+        if self._turns and not line.knows_slo:
+            line.give_turns(now_s)
         if line.plain:
             return line.tickets
         if self._late and not any(lane.opened for lane in self._lanes.all):
@@ -269,8 +288,8 @@ class Desk:
         lanes = self._lanes
         everybody = ((ticket, views) for ticket in list(self.line.tickets) if (views := lanes.open_views(ticket, now_s)))
         for ticket, views in openings(self._in_order(now_s), lanes.all, self.rule, now_s) if cause == "error" else everybody:
-            tier, second_s = self.line.remove(ticket, now_s, sent=True)
-            actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), tier, second_s))
+            ticket.tier, ticket.second_s = self.line.remove(ticket, now_s, sent=True)
+            actions.append(told(self._send_by_ladder(ticket, views, cause, now_s), ticket.tier, ticket.second_s))
         return actions
 
     def _release(self, now_s: float) -> list[Action]:
@@ -362,7 +381,7 @@ class Desk:
                 hit_tokens = mirror.hit_tokens(job)
             if self._own is not None and view.sidecar:
                 self._own.add(job, view.name, mirror.work_s(job.prompt_tokens, hit_tokens), now_s)
-            reckoned_s = mirror.dispatched(job, hit_tokens, now_s)
+            reckoned_s = mirror.dispatched(job, hit_tokens, now_s, tier=ticket.tier)
             if ttft_s == NEVER:
                 ttft_s = reckoned_s
             self.guard.sent(job, ttft_s, now_s)

@@ -5,7 +5,6 @@ them when they are due. Nothing here may fail or delay a request: what cannot be
 """
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 MODELS_MAX = 4096
 NEVER = float("inf")
 TICK_MIN_S = 0.001
+TPOT_MU = 0.03  # ModelSpec.mu where a class is promised the pace of its answers and the model says nothing of it
 _NOT_GENERATING = frozenset(("count_tokens",))
 
 
@@ -131,6 +131,8 @@ class Desks:
             return None
         if not config.queue.size:
             rule = replace(rule, binding="early")  # nobody may wait
+        if not rule.mu and any(each.tpot_ms for each in config.classes):
+            rule = replace(rule, mu=TPOT_MU)
         station = self._stations[model] = Station(model, Desk(rule, self._rng, reserves=True))
         return station
 
@@ -153,6 +155,7 @@ class Desks:
             class_name=promise.class_name if promise is not None else "",
             tenant=account.tenant or (account.key if account.owner else ""),
             tenant_weight=account.weight,
+            tpot_s=promise.tpot_s if promise is not None else NEVER,
         )
 
     def join(self, placement: "Placement", station: Station, job: Job, views: Sequence[Replica], avoid: frozenset[str]) -> None:
@@ -261,7 +264,9 @@ class Desks:
 
     def _probe_client(self, station: Station, view: Replica) -> None:
         if station.client is None:
-            station.client = ProbeClient(station.desk.rule.probe_s, self._plane.now, unix_ms, self._plane.pools.guarded_address)
+            station.client = ProbeClient(
+                station.desk.rule.probe_s, self._plane.now, self._plane.wall.unix_ms, self._plane.pools.guarded_address
+            )
         station.client.added(view.name, view.spec.sidecar, view.spec.sidecar_token, guarded=not view.spec.declared)
 
     # -- actions
@@ -315,8 +320,3 @@ class Desks:
         station.timer, station.due_s = None, NEVER
         self._refresh(station)
         self._carry_out(station, station.desk.tick(self._plane.now()))
-
-
-def unix_ms() -> int:
-    """The wall clock, for what leaves this machine."""
-    return time.time_ns() // 1_000_000

@@ -7,7 +7,6 @@ requests in flight of two. What they do cover goes over the desk.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
 
 from gateway.config import ModelSpec
 from gateway.policies.base import Policy
@@ -16,12 +15,15 @@ from gateway.policies.table import COUNTING
 from gateway.replica import Replica
 
 
-class Ask(NamedTuple):
+class Ask:
     """What a policy may know of a request."""
 
-    model: str
-    session: str = ""
-    prompt_tokens: int = 0
+    __slots__ = ("model", "prompt_tokens", "session")
+
+    def __init__(self, model: str, session: str = "", prompt_tokens: int = 0) -> None:
+        self.model = model
+        self.session = session
+        self.prompt_tokens = prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)

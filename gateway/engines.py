@@ -17,6 +17,7 @@ from predictor.kvview import KvView
 from predictor.mirror import Mirror
 from predictor.pace import COMMON_MIN, Pace
 from predictor.profile import EngineLimits, StepProfile
+from predictor.slots import Slots
 
 # Twice as fast as a 7B model on one H100: the shape counts, since the factor is learned.
 GUESSED_STEPS = StepProfile(3.11e-3, 9.0e-6, 5.4e-6, 9.25e-9, 346e-12, 160, 0.0, "h")
@@ -26,10 +27,11 @@ NOT_REPORTED = EngineReport()
 
 
 def believed(
-    spec: BackendSpec, report: EngineReport, max_model_len: int, step_tokens: int = 0, sizes: Sizes = UNSAID
+    spec: BackendSpec, report: EngineReport, max_model_len: int, step_tokens: int = 0, sizes: Sizes = UNSAID, slots: int = 0
 ) -> tuple[StepProfile, EngineLimits]:
     """Step times and limits of a backend's engine. `sizes` are its own words (and go before its metrics, which may round a
-    block away); `step_tokens` is the budget of its steps as found out where it says none, 0 if it was not.
+    block away); `step_tokens` is the budget of its steps, `slots` how many requests run at once, as found out where it says
+    none, 0 if that was not.
     Raises ProfileError when its profile can't be used."""
     steps, limits = GUESSED_STEPS.scaled(1.0 / spec.weight), GUESSED_LIMITS
     if spec.profile:
@@ -39,7 +41,7 @@ def believed(
     kv_blocks = spec.kv_blocks or held.kv_blocks or limits.kv_blocks
     block_size = spec.block_size or held.block_size or limits.block_size
     step_tokens = sizes.max_num_batched_tokens or step_tokens
-    seqs = spec.max_num_seqs or sizes.max_num_seqs or min(limits.max_num_seqs, step_tokens or limits.max_num_seqs)
+    seqs = spec.max_num_seqs or sizes.max_num_seqs or slots or min(limits.max_num_seqs, step_tokens or limits.max_num_seqs)
     tokens = max(seqs, spec.max_num_batched_tokens or step_tokens or limits.max_num_batched_tokens)
     length = min(max_model_len or limits.max_model_len, kv_blocks * block_size)
     limits = replace(
@@ -73,6 +75,8 @@ class Engines:
         self._reports: dict[str, EngineReport] = {}
         self._known_by: dict[str, tuple[BackendSpec, Sizes, int]] = {}  # what mirrors were made from
         self._surplus: dict[str, deque[int]] = {}
+        self._slots: dict[str, Slots] = {}
+        self._there: dict[str, set[str]] = {}  # the requests at the last report
         self.problems: list[str] = []
         self.fresh: list[Mirror] = []  # without lessons enough of their own
         self._common: dict[StepProfile, Pace] = {}
@@ -164,6 +168,8 @@ class Engines:
             return
         step_tokens = mirror.budget.tokens
         found = mirror.budget.report(report.steps, now_s) != step_tokens
+        if report.waiting >= 0:
+            found = self._slots_found(replica.name, mirror, report) or found
         if found or (known.kv_blocks, known.block_size) != (report.kv_blocks, report.block_size):
             mirror.retune(*self._believed(replica))
         if report.requests >= 0:
@@ -172,6 +178,13 @@ class Engines:
             recent.append(report.requests - max(len(mirror), replica.in_flight))
             others = min(recent) if len(recent) == SURPLUS_REPORTS else 0
             mirror.reported(len(mirror) + max(0, others), max(0.0, report.kv_usage))
+
+    def _slots_found(self, name: str, mirror: Mirror, report: EngineReport) -> bool:
+        """Whether its number of slots is believed to be another than before."""
+        slots, there = self._slots.setdefault(name, Slots()), {seat.id for seat in mirror.seats}
+        before, ends = slots.limit, len(self._there.get(name, there) - there)
+        self._there[name] = there
+        return slots.report(report.requests - report.waiting, report.waiting, report.kv_usage, ends) != before
 
     def take_problems(self) -> list[str]:
         """What went wrong since the last call."""
@@ -183,6 +196,8 @@ class Engines:
         self._reports.pop(name, None)
         self._known_by.pop(name, None)
         self._surplus.pop(name, None)
+        self._slots.pop(name, None)
+        self._there.pop(name, None)
         self._known.pop(name, None)
         self._earlier.pop(name, None)
 
@@ -190,7 +205,8 @@ class Engines:
         spec, report = replica.spec, self._reports.get(replica.name, NOT_REPORTED)
         try:
             found = replica.mirror.budget.tokens if replica.mirror is not None else 0
-            return believed(spec, report, replica.identity.max_model_len, found, replica.identity.sizes)
+            slots = self._slots[replica.name].limit if replica.name in self._slots else 0
+            return believed(spec, report, replica.identity.max_model_len, found, replica.identity.sizes, slots)
         except (ProfileError, ValueError) as error:
             self.problems.append(f"{spec.name}: {error}")
             return GUESSED_STEPS, GUESSED_LIMITS

@@ -2,7 +2,7 @@
 
 Legal moves are data (replica.MOVES); an illegal move is an assertion. The breaker lives here too: only connect
 failures, time-outs, resets and 5xx count, never a 4xx or a client that left, and a request that makes one backend
-after another drop the connection is held against itself, not against them (the poison rule).
+after another drop the connection or answer 5xx is held against itself, not against them (the poison rule).
 """
 
 from collections import deque
@@ -13,7 +13,8 @@ from typing import Literal
 from backends.base import Identity, Kind
 from gateway.config import BackendSpec, Health
 from gateway.fitting import uneven
-from gateway.replica import MOVES, Replica, State
+from gateway.replica import MOVES, REPEATS, Replica, State
+from gateway.retry_after import overload_wait_s
 from gateway.suspicion import Suspicion
 
 Failure = Literal["connect", "timeout", "reset", "status"]
@@ -21,7 +22,7 @@ Failure = Literal["connect", "timeout", "reset", "status"]
 NEVER = float("inf")
 ROUTES_CACHED = 4096
 TRANSITIONS_KEPT = 256
-OVERLOAD_WAIT_S, OVERLOAD_WAIT_MAX_S = 1.0, 60.0
+CANNOT = (501, 505)  # about the request: the server has no such route, or speaks no such HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,11 @@ class Fleet:
         if replica.identity != identity:
             replica.identity = identity
             self._changed()
+        if replica.missed_probes:  # only those in a row count
+            replica.failures = max(0, replica.failures - replica.missed_probes)
+            replica.missed_probes = 0
+            if replica.state == "ready" and not replica.failures:
+                replica.reason = ""
         if replica.wedged:
             return
         if replica.state == "starting":
@@ -153,6 +159,7 @@ class Fleet:
                 self._move(replica, "down", reason)
             replica.reason = reason
         elif replica.state == "ready":
+            replica.missed_probes += 1
             self._count_failure(replica, reason)
 
     def revived(self, replica: Replica, now_s: float) -> None:
@@ -161,7 +168,7 @@ class Fleet:
         replica.last_byte_s = now_s
         if replica.state in ("down", "starting"):
             replica.failures = 0
-            replica.suspects.clear()
+            self._cleared(replica)
             replica.ready_since_s = now_s
             self._move(replica, "ready", "")
 
@@ -209,7 +216,7 @@ class Fleet:
         """Its model is on the device; a probe makes it ready."""
         replica.failures = 0
         replica.trial = replica.wedged = replica.paused = replica.away = False
-        replica.suspects.clear()
+        self._cleared(replica)
         if replica.state in ("asleep", "swapping"):
             self._move(replica, "starting", "not probed since it came")
 
@@ -239,12 +246,12 @@ class Fleet:
         replica.last_byte_s = now_s
 
     def answered(self, replica: Replica, body_hash: int | None, now_s: float) -> None:
-        """The first byte of a status below 500 arrived: the backend works."""
+        """The first byte of an answer that is no failure arrived: the backend works."""
         replica.last_byte_s = now_s
         if replica.failures or replica.trial or replica.suspects:
-            replica.failures = 0
+            replica.failures = replica.missed_probes = 0
             replica.trial = False
-            replica.suspects.clear()
+            self._cleared(replica)
             if replica.state == "ready":
                 replica.reason = ""
         if self.has_drops and body_hash is not None:
@@ -253,38 +260,53 @@ class Fleet:
             for name in droppers - {replica.name}:
                 blamed = self._replicas.get(name)
                 if blamed is not None and blamed.state == "ready":
-                    self._count_failure(blamed, "dropped a request that works elsewhere")
+                    self._count_failure(blamed, "failed at a request that works elsewhere")
 
     def responded(
         self, replica: Replica, status: int, values: Mapping[bytes, bytes], body_hash: int | None, now_s: float, sent_s: float
     ) -> None:
         """An answer's head is here. 429 and 503 are no failure: it is left alone for as long as it says."""
         if status == 429 or status == 503:
-            replica.overloaded_until_s = max(replica.overloaded_until_s, now_s + _overload_wait_s(values.get(b"retry-after")))
-        elif status >= 500:
-            self.failed(replica, "status", f"answered {status}", None, now_s, sent_s)
+            wait_s = overload_wait_s(values.get(b"retry-after"), values.get(b"date"))
+            replica.overloaded_until_s = max(replica.overloaded_until_s, now_s + wait_s)
+        elif status == 508:
+            self.failed(replica, "status", "answered 508: it leads back to a gateway before it", None, now_s, sent_s)
+        elif status >= 500 and status not in CANNOT:
+            self.failed(replica, "status", f"answered {status}", body_hash, now_s, sent_s)
         else:
             self.answered(replica, body_hash, now_s)
 
     def failed(
         self, replica: Replica, kind: Failure, reason: str, body_hash: int | None, now_s: float, sent_s: float = NEVER
     ) -> None:
-        """A request failed there, sent at `sent_s`. `body_hash` names a request that had been sent whole."""
+        """A request failed there, sent at `sent_s`. `body_hash` names a request that had been sent whole, if its failure may be
+        its own (a reset, a 5xx): then the same one again is no news, and only others count."""
         replica.failed_total += 1
         if sent_s < replica.ready_since_s:
             return  # lost in a breakdown that is over: no news about the backend as it is now
         replica.trial = False
-        if kind == "reset" and body_hash is not None:
-            self._suspicion.dropped(body_hash, replica.name, now_s)
+        if body_hash is not None:
+            self._suspicion.failed(body_hash, replica.name, now_s, dropped=kind == "reset")
             self.has_drops = True
             if body_hash in replica.suspects:
+                replica.repeats += 1
                 return  # the same request again: no news about the backend
             replica.suspects.add(body_hash)
             if len(replica.suspects) == 1 and replica.failures == 0:
                 return  # it may be the request: only a second, different one counts
+            if kind == "status" and replica.failures + 1 >= self._health.failures and not self._has_peer(replica):
+                replica.repeats = REPEATS  # without it nobody would get an answer: first a token has to tell
+                return
         if replica.state == "ready":
             opened = self._count_failure(replica, reason)
             replica.wedged = replica.wedged or (opened and kind == "timeout")
+
+    def _has_peer(self, replica: Replica) -> bool:
+        """Whether another one is ready for any model of its."""
+        return any(
+            other is not replica and other.state == "ready" and not set(other.models).isdisjoint(replica.models)
+            for other in self._replicas.values()
+        )
 
     def wedged(self, replica: Replica) -> None:
         """In flight, and no token for too long."""
@@ -292,9 +314,35 @@ class Fleet:
             replica.wedged = True
             self._move(replica, "down", "in flight but no token")
 
+    def doubted(self, replica: Replica) -> bool:
+        """Whether it fails at one body again and again, or is the only one for its models and fails at several, and answers
+        nothing else: only a token tells whose fault that is."""
+        return replica.state == "ready" and replica.repeats >= REPEATS
+
+    def proven(self, replica: Replica) -> None:
+        """A doubted one gave a token: it was the body."""
+        if replica.state == "ready":
+            replica.failures = 0
+            self._cleared(replica)
+
+    def unproven(self, replica: Replica) -> None:
+        """A doubted one gave no token either."""
+        if replica.state == "ready":
+            replica.wedged = True
+            self._move(replica, "down", "fails at requests, and gives no token")
+
+    @staticmethod
+    def _cleared(replica: Replica) -> None:
+        replica.suspects.clear()
+        replica.repeats = 0
+
     def droppers(self, body_hash: int, now_s: float) -> frozenset[str]:
         """Backends that dropped this very body lately, as far as that speaks against the body."""
         return self._suspicion.droppers(body_hash, now_s)
+
+    def refusers(self, body_hash: int, now_s: float) -> frozenset[str]:
+        """Backends that answered 5xx to this very body lately."""
+        return self._suspicion.refusers(body_hash, now_s)
 
     def forget(self, now_s: float) -> None:
         """Drop what is too old to matter."""
@@ -315,10 +363,3 @@ class Fleet:
         self.version += 1
         self._routes.clear()
         self.uneven = uneven(self._replicas.values())
-
-
-def _overload_wait_s(retry_after: bytes | None) -> float:
-    """How long a backend that said 429 or 503 is left alone."""
-    if retry_after is not None and retry_after.isdigit() and len(retry_after) < 9:
-        return min(OVERLOAD_WAIT_MAX_S, max(OVERLOAD_WAIT_S, float(retry_after)))
-    return OVERLOAD_WAIT_S

@@ -8,6 +8,7 @@ from math import exp
 from backends.priorities import ORDERED
 from gateway.jobs import Job
 from gateway.views import View
+from predictor import ordered
 from predictor.forecast import Forecast
 from predictor.mirror import Mirror
 from predictor.picture import counted
@@ -32,7 +33,7 @@ class Foresight:
             return None
         forecast, snapshot, place = self._forecast(view.name, mirror), mirror.snapshot(now_s), -1
         hit_tokens = mirror.hit_tokens(job)
-        if snapshot.waiting and mirror.scheduling in ORDERED:
+        if mirror.scheduling in ORDERED and (snapshot.waiting or (snapshot.running and mirror.scheduling == "leeway")):
             snapshot, place = placed(job, hit_tokens, mirror, snapshot, now_s)
         forecast.load(snapshot)
         request = Request(job.id, job.prompt_tokens, job.lengths.q50, job.arrival_s)
@@ -62,22 +63,27 @@ class Foresight:
             self._paces[name] = mirror.pace
             forecast.tune(mirror.profile.scaled(mirror.pace))
         forecast.spread = exp(mirror.error)
+        forecast.least, forecast.most = mirror.learned.residuals.q10, mirror.learned.residuals.q90
         return forecast
 
 
 def placed(job: Job, hit_tokens: int, mirror: Mirror, snapshot: Snapshot, now_s: float) -> tuple[Snapshot, int]:
-    """The engine's queue in its order if the job came, and how many stand before that, where deadlines decide."""
+    """The engine's queue in its order if the job came, and how many stand before that, where deadlines decide; with our
+    scheduler also what that does to those who run."""
     seats = {seat.id: seat for seat in mirror.seats}
-    queueing = Queueing("leeway") if mirror.scheduling == "leeway" else Queueing("priority")
+    queueing = Queueing("priority")
+    if mirror.scheduling == "leeway":
+        queueing = ordered.queueing(seats, snapshot, mirror.step_s * mirror.pace, mirror.costs.token_s * mirror.pace, now_s)
     places = Places(queueing, replace(snapshot, waiting=()))
     for who in snapshot.waiting:
         seat = seats[who.id]
         alone_s = mirror.work_s(seat.prompt_tokens, seat.hit_tokens)
-        places.join(Comer(who, seat.arrival_s, seat.deadline_s, alone_s=alone_s))
+        places.join(Comer(who, seat.arrival_s, seat.deadline_s, seat.class_name, seat.tier, alone_s))
     me = Resident(job.id, job.prompt_tokens, hit_tokens, 0, job.lengths.q50)
     alone_s = mirror.work_s(job.prompt_tokens, hit_tokens)
-    order, place = places.place(Comer(me, job.arrival_s, job.deadline_s, alone_s=alone_s), now_s)
-    return places.arranged(order), place
+    comer = Comer(me, job.arrival_s, job.deadline_s, job.class_name, alone_s=alone_s)
+    order, place = places.place(comer, now_s)
+    return places.arranged(order, places.gives(comer, place, now_s)), place
 
 
 class OwnDispatches:
@@ -135,6 +141,8 @@ class OwnDispatches:
             was.kv_peak_blocks,
             was.harm_s,
             was.spread,
+            was.least,
+            was.most,
         )
         return ProbeReply(
             estimate,

@@ -11,11 +11,10 @@ from gateway import promises, refusals, wait_status
 from gateway.accounts import Account, End
 from gateway.answer import Answer, write_own
 from gateway.api import Refusal
-from gateway.deadlines import overdue
-from gateway.desks import unix_ms
 from gateway.dispatch import Ask
 from gateway.intake import Intake
-from gateway.placement import Placement
+from gateway.patience import AGAINST_BACKEND, Patience, silent_s
+from gateway.placement import NOT_STARTED, Placement
 from gateway.relay.heads import request_head
 from gateway.relay.http1 import CONTINUE, ProtocolError
 from gateway.relay.pool import BackendPool
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 CONNECT_SLACK_S = 2.0
-PAUSED_LOOK_S = 1.0
 
 
 class Exchange:
@@ -48,8 +46,6 @@ class Exchange:
     _connection: UpstreamConnection | None = None
     _answer: Answer | None = None
     _ended = False
-    _heard_s = 0.0
-    _stalled_s = NEVER
     _settled = False
     _dropped = False
 
@@ -58,6 +54,7 @@ class Exchange:
         self._client = client
         self._intake = Intake(plane)
         self._batch: list[bytes] = []
+        self._patience = Patience()
         self.account = Account(plane.now())
 
     def __repr__(self) -> str:
@@ -123,6 +120,8 @@ class Exchange:
         assert head is not None
         self._fields = fields
         account.stream, account.body_bytes = fields.stream, len(intake.body)
+        if plane.books.tracer is not None:
+            account.trace = plane.books.tracer.joined(head.values.get(b"traceparent", b""))
         if fields.n > plane.limits.n:
             raise refusals.n_too_large(plane.limits.n)
         if response_id := intake.verdict.route.response_id or fields.previous_response_id:
@@ -170,11 +169,13 @@ class Exchange:
         pieces, verdict = self._pieces or (self._intake.body,), self._intake.verdict
         self._connection, self._phase = connection, "sent"
         now_s = account.sent_s = plane.now()
-        self._client.due_s = now_s + plane.timeouts.silent_s(self._fields.stream)
+        self._client.due_s = now_s + silent_s(plane.timeouts, self._fields.stream)
         lines, replica = verdict.lines_identity if self._strip else verdict.lines, self._replica
-        if account.promise is not None or replica.scheduling or pool.as_session:
-            more, pieces = promises.outgoing(plane.config, account, replica, self._fields, pieces, now_s, unix_ms())
+        if account.promise is not None or replica.scheduling or pool.as_session or replica.identity.recall:
+            more, pieces = promises.outgoing(plane, account, replica, self._fields, pieces, now_s, plane.wall.unix_ms())
             lines += more
+        if account.trace is not None:
+            lines = account.trace.in_lines(lines)
         size = len(pieces[0]) if len(pieces) == 1 else sum([len(piece) for piece in pieces])
         name = account.request_id.encode()
         request = request_head(verdict.method, lines, pool.prefix, pool.hop_lines, size, name, pool.as_session)
@@ -188,9 +189,9 @@ class Exchange:
         plane, placement, status, replica = self._plane, self._placement, head.status, self._replica
         assert placement is not None
         assert self._intake.head is not None
-        now_s = self._heard_s = plane.now()
-        plane.fleet.responded(replica, status, head.values, self._intake.body_hash, now_s, self.account.sent_s)
-        if (status == 429 or status == 503) and placement.retry_elsewhere():
+        now_s = self._patience.heard_s = plane.now()
+        plane.fleet.responded(replica, status, head.values, self._intake.likeness(status), now_s, self.account.sent_s)
+        if status in NOT_STARTED and placement.retry_elsewhere():
             self._let_go()
             return
         self.account.status = status
@@ -224,7 +225,7 @@ class Exchange:
         answer, placement = self._answer, self._placement
         if answer is None or placement is None or placement.replica is None or not answer.relay_chunks(data):
             return False
-        self._heard_s = placement.replica.last_byte_s = self._plane.now()
+        self._patience.heard_s = placement.replica.last_byte_s = self._plane.now()
         return True
 
     def on_end(self) -> None:
@@ -241,7 +242,7 @@ class Exchange:
         batch.clear()
         begins = bool(data) and account.first_byte_s < 0
         if data:
-            self._heard_s = self._replica.last_byte_s = now_s = self._plane.now()
+            self._patience.heard_s = self._replica.last_byte_s = now_s = self._plane.now()
             if begins:
                 account.first_byte_s = now_s
                 if verdict.route.face == "responses" and account.status == 200 and verdict.client is not None:
@@ -280,44 +281,36 @@ class Exchange:
                 self.refuse(promises.waited_too_long(self.account, self._placement, wait_s, now_s))
         elif self._phase == "connect":
             self.refuse(refusals.connect_failed())
-        elif self._phase not in ("sent", "answer") or self._excused(now_s):
-            return
-        elif self._phase == "sent":
-            self._plane.fleet.failed(self._replica, "timeout", "no first byte in time", None, now_s, self.account.sent_s)
-            self._cut(refusals.first_byte_timeout())
-        else:
-            self._check_answer(now_s)
+        elif self._phase == "sent" or self._phase == "answer":
+            self._look(now_s)
 
-    def _excused(self, now_s: float) -> bool:
-        """The engine is paused for another model, or was just now: its silence is not its own."""
-        if self._replica.paused:
-            self._heard_s = now_s
-            self._client.due_s = min(now_s + PAUSED_LOOK_S, self.account.arrived_s + self._plane.timeouts.total_s)
-        elif self._phase == "sent" and self._heard_s > self.account.sent_s:
-            self._client.due_s = self._heard_s + self._plane.timeouts.silent_s(self._fields.stream)
-        return self._client.due_s > now_s
-
-    def _check_answer(self, now_s: float) -> None:
-        what, due_s = overdue(self._plane.timeouts, now_s, self.account.arrived_s, self._heard_s, self._stalled_s)
-        if what == "total":
-            self._cut(refusals.total_timeout())
-        elif what == "stalled":
-            self.account.reason = "reads too slowly"
-            self._client.abort()
-        elif what == "silent":
-            self._plane.fleet.failed(self._replica, "timeout", "stream went silent", None, now_s, self.account.sent_s)
-            self._cut(refusals.idle_timeout())
+    def _look(self, now_s: float) -> None:
+        """Whether the backend, or the client, was waited for long enough."""
+        account, timeouts, patience, replica = self.account, self._plane.timeouts, self._patience, self._replica
+        end_s = account.arrived_s + timeouts.total_s
+        if self._phase == "sent":
+            stream = self._fields.stream
+            limit, due_s = patience.first_byte(timeouts, now_s, account.sent_s, end_s, stream=stream, paused=replica.paused)
         else:
+            limit, due_s = patience.answer(timeouts, now_s, end_s, paused=replica.paused)
+        if not limit:
             self._client.due_s = due_s
+        elif limit == "stalled":
+            account.reason = "reads too slowly"
+            self._client.abort()
+        else:
+            if limit in AGAINST_BACKEND:
+                self._plane.fleet.failed(replica, "timeout", AGAINST_BACKEND[limit], None, now_s, account.sent_s)
+            self._cut(refusals.too_late(limit))
 
     def on_paused(self, paused: bool) -> None:
         """The client's side is full, or free again: so is reading from the backend."""
         now_s = self._plane.now()
-        self._stalled_s = now_s if paused else NEVER
+        self._patience.stalled_s = now_s if paused else NEVER
         connection, placement = self._connection, self._placement
         if connection is not None and placement is not None:
             placement.stalled(paused)
-            self._heard_s = now_s
+            self._patience.heard_s = now_s
             connection.pause() if paused else connection.resume()
 
     def on_gone(self) -> None:

@@ -5,9 +5,10 @@ demand, its service, and how long those that run will run. It must never know of
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gateway.holds import SHORTEST_S, SPREAD_PRIOR, Holds
 from gateway.lateness import NEVER, Demand
 from gateway.residency import Service
 
@@ -17,7 +18,6 @@ LONGEST_S = 600.0  # beyond that all are alike
 SLACK_STEP_S = 2.0
 KIND_KEPT, KIND_LEAST = 0.98, 0.01  # of a kind's share, at each request; a smaller share is forgotten
 HOLD_PRIOR_S, START_PRIOR_S = 5.0, 0.5
-SHORTEST_S = 1e-3
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class Habits:
     start_s: float = START_PRIOR_S
     hold_s: float = HOLD_PRIOR_S
     seen: float = 4.0
+    holds: Holds = field(default_factory=lambda: Holds(math.log(HOLD_PRIOR_S) - SPREAD_PRIOR / 2))
     kinds: dict[int, float] = field(default_factory=dict)  # by patience, in steps: shares of the latest
 
     def arrived(self, now_s: float, deadline_s: float) -> None:
@@ -61,6 +62,7 @@ class Habits:
         self.seen = min(self.seen + 1, 100.0)
         self.start_s += (start_s / shared - self.start_s) / self.seen
         self.hold_s += (hold_s / shared - self.hold_s) / self.seen
+        self.holds.seen(hold_s / shared, 1 / self.seen)
 
     # -- what the planner is told
 
@@ -80,9 +82,9 @@ class Habits:
         hold_s, start_per_s = max(self.hold_s, SHORTEST_S), 1.0 / max(self.start_s, SHORTEST_S)
         return Service(slots, start_per_s, min(slots / hold_s, start_per_s), hold_s)
 
-    def drain_s(self, running: int) -> float:
-        """Until so many that run are over, if no more come: the mean request's time, and more the more run."""
-        return self.hold_s * (0.6 + 0.35 * math.log(running + 1)) if running else 0.0
+    def drain(self, ages_s: Sequence[float], slower: float, until_s: float = NEVER) -> tuple[float, float]:
+        """Expected seconds until those that have run for so long are over, at most `until_s`, and how many run on then."""
+        return self.holds.drain(ages_s, slower, until_s)
 
     def demand(self, waiting: Iterable[tuple[float, float]], kept: Iterable[tuple[int, float]], now_s: float) -> Demand:
         """What it is asked for. `waiting`: since when each waits, and from when on its first token is late; `kept`: requests
@@ -97,7 +99,8 @@ class Habits:
         for count, since_s in kept:
             groups[1] = groups.get(1, 0.0) + count
             oldest_s = max(oldest_s, now_s - since_s)
-        found = tuple((count, step * SLACK_STEP_S) for step, count in sorted(groups.items()))
+        in_turn = sorted(groups.items(), key=lambda group: (group[0] <= 0, group[0]))  # as the line has them: late ones last
+        found = tuple((count, step * SLACK_STEP_S) for step, count in in_turn)
         return Demand(found, self.rate_per_s(now_s), max(PATIENCE_S - self.start_s, 0.0), oldest_s, self.classes())
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gateway import refusals
 from gateway.api import LocalRoute, Refusal, Route, route
+from gateway.hops import came_back
 from gateway.relay.heads import request_lines
 from gateway.relay.requests import RequestHead
 from gateway.relay.splice import (
@@ -38,6 +40,7 @@ SCAN_TOKENS = 1024
 SCANNED_AT_ONCE_BYTES = 8192
 SMALL_UPLOAD_BYTES = 65536
 JOINED_AT_ONCE_BYTES = 4_194_304  # a millisecond or two
+_AS_IT_IS = (b"", b"identity")
 _NO_ROUTE = Route()
 
 
@@ -56,7 +59,7 @@ class Verdict:
     asked: Asked | None = None
 
 
-def _judged(head: RequestHead, keyring: "Keyring", priority_stays: bool) -> Verdict:
+def _judged(head: RequestHead, keyring: "Keyring", priority_stays: bool, mark: bytes) -> Verdict:
     verdict = Verdict()
     verdict.keyring = keyring
     try:
@@ -69,6 +72,10 @@ def _judged(head: RequestHead, keyring: "Keyring", priority_stays: bool) -> Verd
             verdict.client = keyring.find(head.values.get(b"authorization"), head.values.get(b"x-api-key"))
             if verdict.client is None:
                 raise Refusal(401, "invalid_api_key", "A valid API key is needed (Authorization: Bearer KEY, or x-api-key).")
+        if head.values.get(b"content-encoding", b"").strip().lower() not in _AS_IT_IS and verdict.local is None:
+            raise refusals.encoded_body()
+        if verdict.local is None and b"via" in head.values and came_back(head.headers, mark):
+            raise refusals.loops()
         verdict.asked = asked(head.values)
     except Refusal as refusal:
         verdict.refusal = refusal
@@ -85,6 +92,7 @@ def _judged(head: RequestHead, keyring: "Keyring", priority_stays: bool) -> Verd
 
 
 _NO_VERDICT = Verdict()
+_NO_SPANS: Mapping[str, Span] = MappingProxyType({})  # one for all requests
 
 
 class Intake:
@@ -103,7 +111,7 @@ class Intake:
     _scan: Scan | None = None
     _pieces: list[bytes] | None = None
     _first = b""
-    _spans: Mapping[str, Span] = MappingProxyType({})
+    _spans: Mapping[str, Span] = _NO_SPANS
     _form = b""
 
     def __init__(self, plane: "DataPlane") -> None:
@@ -116,7 +124,7 @@ class Intake:
         verdict = head.derived
         if type(verdict) is not Verdict or verdict.keyring is not self._plane.keyring:
             stays = self._plane.config.slo.client_priority == "respect"
-            verdict = head.derived = _judged(head, self._plane.keyring, stays)
+            verdict = head.derived = _judged(head, self._plane.keyring, stays, self._plane.mark)
         self.verdict = verdict
         self.refusal = verdict.refusal
         if length > self._plane.limits.body_bytes and self.refusal is None:
@@ -138,7 +146,7 @@ class Intake:
         plane = self._plane
         if self._size > plane.limits.body_bytes:
             self.refusal = self._too_large()
-        elif not plane.charge_body(len(piece)):
+        elif not plane.charge_body(len(piece), self._size > SMALL_UPLOAD_BYTES):
             self.refusal = Refusal(503, "bodies_full", "Too many request bodies are held at once.", retry_after_s=1)
         else:
             self._charged_bytes += len(piece)
@@ -175,10 +183,17 @@ class Intake:
             then(EMPTY)
 
     def liken(self) -> int | None:
-        """What tells this body from others, reckoned once; None without a body."""
-        if self.body_hash is None and self.body:
-            self.body_hash = likeness(self.body)
+        """What tells this body from others, reckoned once; what has no body is told by its target. None once it is released."""
+        if self.body_hash is None:
+            if self.body:
+                self.body_hash = likeness(self.body)
+            elif self.head is not None and self.verdict.method != b"POST":
+                self.body_hash = hash((self.verdict.method, self.head.path, self.head.query))
         return self.body_hash
+
+    def likeness(self, status: int) -> int | None:
+        """The same, where an answer of that status asks for it, or it is known."""
+        return self.liken() if status >= 500 else self.body_hash
 
     def release(self) -> None:
         """The body's bytes are no longer held."""

@@ -19,7 +19,8 @@ PREFIX_BLOCK_TOKENS = 512
 class Job:
     """One request to place. `prefix` hashes its full prompt blocks of `block_tokens` in order, each hash standing for
     all text up to its block's end; empty where prefixes are not followed. `arrival_s` is of the desk's clock.
-    `deadline_s` is the instant by which its first token is promised; of what waits, tenants share by `tenant_weight`.
+    `deadline_s` is the instant by which its first token is promised, `tpot_s` the seconds for each further one, on the mean
+    over its answer; of what waits, tenants share by `tenant_weight`.
     `plain` is the length it would have had without a prediction, where the two are to be compared. `streams`: its first
     token will be seen. `id` is the desk's own; `request_id` the one under which the engine gets it, for sidecars ("":
     the same)."""
@@ -34,6 +35,7 @@ class Job:
     block_tokens: Final[int]
     request_id: Final[str]
     deadline_s: Final[float]
+    tpot_s: Final[float]
     class_name: Final[str]
     tenant: Final[str]
     tenant_weight: Final[float]
@@ -57,6 +59,7 @@ class Job:
         tenant_weight: float = 1.0,
         plain: LengthEstimate | None = None,
         streams: bool = True,
+        tpot_s: float = float("inf"),
     ) -> None:
         self.id = id
         self.model = model
@@ -68,6 +71,7 @@ class Job:
         self.block_tokens = block_tokens
         self.request_id = request_id
         self.deadline_s = deadline_s
+        self.tpot_s = tpot_s
         self.class_name = class_name
         self.tenant = tenant
         self.tenant_weight = tenant_weight

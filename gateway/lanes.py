@@ -62,6 +62,17 @@ class Lanes:
         """Tokens of its prompt that the best replica for it would reuse."""
         return max((ticket.hit_tokens(lane.name, lane.mirror) for lane in self.all), default=0)
 
+    def work_s(self, ticket: Ticket) -> float:
+        """Seconds of a replica that it takes, as far as is known: those of its prompt, and the share of the KV that it holds
+        while it decodes."""
+        tokens, output = ticket.job.prompt_tokens, ticket.job.lengths.q50
+        if not self.all:
+            return 1.0
+        mirror = self.all[0].mirror
+        kv_tokens = mirror.limits.kv_blocks * mirror.limits.block_size
+        held_s = output * mirror.step_s * (tokens + 0.5 * output) / kv_tokens
+        return mirror.work_s(tokens, min(ticket.best_hit, tokens - 1)) + held_s
+
     def decode_s(self, tokens: int) -> float:
         """Seconds that so many tokens take where they take least, as far as is known."""
         return tokens * min([lane.mirror.step_s * lane.mirror.pace for lane in self.all], default=0.0)

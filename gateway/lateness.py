@@ -1,6 +1,6 @@
 """How late a model's requests will be, given when it can start how many: a fluid in closed form. Pure.
 
-Requests wait in order of their slack; more arrive at a constant rate until the horizon; windows say when a replica is
+Requests wait in the order that is told; more arrive at a constant rate until the horizon; windows say when a replica is
 there, how many requests it takes at once (at the rate of its prefills) and how many per second from then on. Cumulated
 starts are piecewise linear, and so is each request's wait, so that lateness is a sum of trapezoids. It must never know
 of devices, swaps or costs: those decide which windows there are.
@@ -15,9 +15,9 @@ NEVER = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model is asked for. `waiting` are groups of (requests, seconds until their start is late), least slack
-    first, 0 or less for what is late already; `slack_s` is that of a request when it comes, `classes` its kinds where they
-    differ (share of the requests, slack); `oldest_s` how long the oldest has waited."""
+    """What a model is asked for. `waiting` are groups of (requests, seconds until their start is late, 0 or
+    less for what is late already) in the order in which they start; `slack_s` is that of a request when it comes, `classes`
+    its kinds where they differ (share of the requests, slack); `oldest_s` how long the oldest has waited."""
 
     waiting: tuple[tuple[float, float], ...] = ()
     rate_per_s: float = 0.0
@@ -48,10 +48,10 @@ class Prices:
     each further second times `late_weight`. The first start after `starve_s` of waiting costs `starve_weight` a second."""
 
     horizon_s: float = 60.0
-    miss_s: float = 20.0
+    miss_s: float = 60.0
     late_weight: float = 0.05
     starve_s: float = 240.0
-    starve_weight: float = 100.0
+    starve_weight: float = 300.0
 
 
 def turn(now_s: float, arrived_s: float, latest_s: float, aged_s: float) -> tuple[int, float]:

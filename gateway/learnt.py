@@ -4,6 +4,7 @@ One file of JSON lines, mode 0600: a head with the format's version, then one re
 it and check what comes back (predictor.kept). Records are made on the loop, in slices of a millisecond; a thread writes
 them to a new file, which then takes the old one's name. A file of another version, too large or broken is left out with
 one line in the log, and so is a record: nothing here stops a start or fails a request. Nothing of prompts or keys is in it.
+While another process has the file it is read and not written.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from hashlib import blake2b
 
 import orjson
 
+from gateway.claim import Claim
 from gateway.config import Admin
 from gateway.endless import endless
 from gateway.logs import Logs
@@ -48,6 +50,7 @@ class Learnt:
         self._task: asyncio.Task[None] | None = None
         self._write: asyncio.Future[None] | None = None
         self._failed = ""
+        self._claim = Claim(path)
 
     def __repr__(self) -> str:
         return f"<Learnt {self._path or 'nowhere'}>"
@@ -95,17 +98,22 @@ class Learnt:
     def start(self) -> None:
         """Write from now on, whenever something has changed."""
         if self._path:
+            self._claim.ours()
+            try:
+                os.stat(os.path.dirname(self._path) or ".")
+            except OSError as error:  # told now, not when it is to be written first
+                self._tell(error.strerror or str(error))
             self._task = asyncio.create_task(endless(self._run, "keeping what was learnt"))
 
     async def close(self) -> None:
         """Write a last time, and stop."""
         if self._task is None:
+            self._claim.release()
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self._write is not None:
-            await asyncio.gather(self._write, return_exceptions=True)
         await self._put(list(self._lines()))
+        self._claim.release()
 
     async def _run(self) -> None:
         while True:
@@ -130,16 +138,24 @@ class Learnt:
                 yield orjson.dumps([name, state])
 
     async def _put(self, lines: list[bytes]) -> None:
+        if not self._claim.ours():
+            self._tell(f"{self._claim.holder()} uses it; each gateway needs one of its own")
+            return
+        if self._write is not None:  # one at a time: the later one must see what the earlier one wrote
+            await asyncio.wait([self._write])
         self._write = asyncio.ensure_future(asyncio.to_thread(self._replace, lines))
         try:
             await asyncio.shield(self._write)
         except OSError as error:
-            reason = error.strerror or str(error)
-            if reason != self._failed:
-                self._logs.event("warning", "learnt file not written", file=self._path, reason=reason)
-            self._failed = reason
+            self._tell(error.strerror or str(error))
         else:
             self._failed = ""
+
+    def _tell(self, reason: str) -> None:
+        """Why it is not written, once."""
+        if reason != self._failed:
+            self._logs.event("warning", "learnt file not written", file=self._path, reason=reason)
+        self._failed = reason
 
     def _replace(self, lines: list[bytes]) -> None:
         """In a thread. Raises OSError."""

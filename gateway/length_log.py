@@ -70,6 +70,7 @@ class LengthLog:
         folder = os.path.dirname(settings.log) or "."
         self._problem = "" if os.access(folder, os.W_OK) else f"{folder} can't be written to"
         self._told = ""
+        self._torn = False  # a full disk may have taken a part of a row
         self._rows: deque[tuple[Row, float]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="length-log", daemon=True)
@@ -107,6 +108,7 @@ class LengthLog:
             self._write(lines)
         except OSError as error:
             self._problem = f"{self._settings.log}: {error.strerror or error}"
+            self._torn = True
             self.dropped += count
         else:
             self._problem = ""
@@ -119,6 +121,9 @@ class LengthLog:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(fd, "ab") as file:
                 size = file.tell()
+                if self._torn and size:
+                    size += file.write(b"\n")
+                self._torn = False
                 while at < len(lines) and (size + len(lines[at]) <= limit or not size):
                     size += file.write(lines[at])
                     at += 1

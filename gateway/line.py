@@ -14,8 +14,9 @@ from math import pow as power
 
 from gateway.config import ModelSpec
 from gateway.jobs import Job
-from gateway.plan import WALK, Ticket
+from gateway.plan import WALK, Ticket, order_key
 from gateway.tenants import Tenants
+from gateway.turns import Turns
 from gateway.views import View
 from predictor.budget import Gamma
 from predictor.queues import TIERED, TieredQueue
@@ -121,6 +122,8 @@ class Line:
     def __init__(self, rule: ModelSpec) -> None:
         self.share: Share | None = None
         self.shared_tokens = [0, 0]  # sent of each tier while both had somebody
+        self.turns = Turns(rule.turn_after, rule.age_s)
+        self._rule = rule
         self._list: list[Ticket] = []
         self._held: dict[str, Held] = {}
         self._queue: TieredQueue | None = None
@@ -200,9 +203,18 @@ class Line:
         if self.knows_slo:
             waited = sent and job.arrival_s < now_s
             self._capacity.left(self._costs.pop(job.id, 0.0), waited, not self._list, now_s)
+        self.turns.left(ticket, sent)
         if job.tenant:
             self.tenants.goes(ticket, sent)
         return tier, second_s
+
+    def give_turns(self, now_s: float) -> None:
+        """Move those whose turn it is to the front."""
+        for ticket in self.turns.due(now_s):
+            self._list.remove(ticket)
+            ticket.key = order_key(ticket, self._rule)
+            insort(self._list, ticket, key=place)
+            self._order = None
 
     def resort(self) -> None:
         """Keys have changed."""

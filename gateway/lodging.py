@@ -5,11 +5,11 @@ for planning, the instants when absent models are expected, and who is barred fo
 never move anything, and without devices in the configuration it is off and costs nothing.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from gateway.absences import Absences
 from gateway.accounts import Account
 from gateway.config import GatewayConfig
 from gateway.habits import PATIENCE_S, Habits
@@ -18,10 +18,8 @@ from gateway.offload_rates import OffloadRates
 from gateway.residency import NEVER, Device, PlanSettings, Residency, Resident, SwapPlan, Tenant, narrow
 from gateway.swap_config import DeviceSpec, FootprintSpec
 from predictor.cost import GB, HostProfile, Place, SwapCosts
-from predictor.offload import Footprint
 
 STARVE_MARGIN = 0.8
-ABSENCES = 16
 BAR_FIRST_S, BAR_LAST_S = 5.0, 300.0
 HOPELESS = 2  # failures after the first one
 SLOTS = 64
@@ -43,10 +41,10 @@ class Waiter:
 @dataclass(slots=True)
 class Lodger:
     """A backend whose model shares a device. `place` is where its weights lie, `rest` where they go when it leaves; `since_s`
-    is when it came, `ready_s` when it is expected while it comes; `running` requests are there, `kept` stay in its engine
-    while it is out. `usable`: its engine answers, and takes requests; `down_s` is since when it does not. `stuck`: it is out,
-    but memory of the device may be taken, for a move of it stopped half way. `fetches`: its weights can be brought nearer
-    beforehand, so far as known. `ours`: a move of ours put it there, so that the `fraction` is known."""
+    is when it came, `ready_s` when it is expected while it comes; `running` requests are there, sent to it at `sent_s`, `kept`
+    stay in its engine while it is out. `usable`: its engine answers, and takes requests; `down_s` is since when it does not.
+    `stuck`: it is out, but memory of the device may be taken, for a move of it stopped half way. `fetches`: its weights can be
+    brought nearer beforehand, so far as known. `ours`: a move of ours put it there, so that the `fraction` is known."""
 
     name: str
     model: str
@@ -61,6 +59,7 @@ class Lodger:
     since_s: float = 0.0
     ready_s: float = 0.0
     running: int = 0
+    sent_s: tuple[float, ...] = ()
     kept: int = 0
     kept_s: float = 0.0
     usable: bool = True
@@ -88,19 +87,6 @@ class Bar:
     until_s: float
     count: int
     reason: str
-
-
-@dataclass(slots=True)
-class Absences:
-    """When a model lay on no device: closed stretches, and since when if it does now (infinite: it does not)."""
-
-    closed: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ABSENCES))
-    since_s: float = NEVER
-
-    def within_s(self, from_s: float, until_s: float) -> float:
-        """Seconds of that stretch in which it lay on none."""
-        parts = [max(0.0, min(end, until_s) - max(begin, from_s)) for begin, end in self.closed]
-        return sum(parts) + max(0.0, until_s - max(self.since_s, from_s))
 
 
 class Lodging:
@@ -175,14 +161,16 @@ class Lodging:
         absences = self._absences.get(model)
         return absences.within_s(from_s, until_s) if absences is not None else 0.0
 
-    def expected_s(self, model: str, now_s: float) -> float | None:
-        """Seconds until a model that lies nowhere is expected on a device; 0 if it is on one, None if it shares none."""
+    def expected_s(self, model: str, now_s: float, hopeful: bool = False) -> float | None:
+        """Seconds until a model that lies nowhere is expected on a device; 0 if it is on one, None if it shares none. One that
+        is overdue is expected to be so for as long again; to be `hopeful` is to expect it any moment."""
         mine = [lodger for lodger in self.lodgers.values() if lodger.model == model]
         if not mine:
             return None
         if any(lodger.phase == "in" and lodger.usable for lodger in mine):
             return 0.0
-        coming = [lodger.ready_s - now_s for lodger in mine if lodger.phase == "coming"]
+        left = float if hopeful else abs
+        coming = [left(lodger.ready_s - now_s) for lodger in mine if lodger.phase == "coming"]
         planned: list[float] = []
         if self.config.swaps.mode == "auto":  # else nobody carries it out
             planned = [step.ready_s - (now_s - self.planned_s) for step in self.plan.steps if step.model == model]
@@ -195,35 +183,35 @@ class Lodging:
         others = [one for one in self.lodgers.values() if one.device == lodger.device and one.takes and one is not lodger]
         device, free = self.device(lodger.device), 0.0
         if device is not None:
-            free = device.memory_gb * GB - sum(self._taken(one) for one in others) - self._taken(lodger, 1.0)
-        leave_s = self._leave_s(others, -free, now_s)
+            free = device.memory_gb * GB - sum(self.taken_bytes(one) for one in others) - self.taken_bytes(lodger, 1.0)
+        whole = not lodger.parts or self.offload.of(lodger.model) is None  # else a part of it may do
+        leave_s = self._leave_s(others, -free if whole else 0.0, now_s)
         return max(self.barred_s(lodger.model, lodger.device, now_s), leave_s, 0.0) + self.load_s(lodger)
 
     def _leave_s(self, others: Sequence[Lodger], missing: float, now_s: float) -> float:
-        """Until so many bytes are free: the soonest of those whose leaving alone is enough, else one after the other."""
+        """Until so many bytes are free: the soonest whose leaving alone is enough, else one after the other, else for long."""
         if missing <= 0:
             return 0.0
         movable = [one for one in others if one.phase == "leaving" or (one.moves and not self.pinned(one.model))]
-        drained = {one.name: max(one.ready_s - now_s, 0.0) if one.phase == "leaving" else self._drain_s(one) for one in movable}
+        drained = {
+            one.name: max(one.ready_s - now_s, 0.0) if one.phase == "leaving" else self._drain(one, now_s)[0] for one in movable
+        }
         moved = {one.name: 0.0 if one.phase == "leaving" else self.move_s(one, "gpu", one.rest) for one in movable}
-        alone_s = [drained[one.name] + moved[one.name] for one in movable if self._taken(one) >= missing]
+        alone_s = [drained[one.name] + moved[one.name] for one in movable if self.taken_bytes(one) >= missing]
         leave_s = 0.0
         for one in sorted(movable, key=lambda one: drained[one.name]):
             if missing > 0:
-                missing -= self._taken(one)
+                missing -= self.taken_bytes(one)
                 leave_s = max(leave_s, drained[one.name]) + moved[one.name]
-        return min([leave_s, *alone_s])
-
-    def _taken(self, lodger: Lodger, fraction: float | None = None) -> float:
-        spec = self.footprint(lodger.model)
-        return _footprint(spec).resident_bytes(lodger.fraction if fraction is None else fraction, float(spec.kv_tokens))
+        return BAR_LAST_S if missing > 0 and not alone_s else min([leave_s, *alone_s])
 
     def too_far_s(self, model: str, now_s: float, due_s: float) -> float:
         """Seconds until the model comes, where that is later than a request may begin; else 0. The request is turned away
         then, but counts as one that waits until it may come again."""
-        wait_s = (self.expected_s(model, now_s) or 0.0) if self.on else 0.0
-        if not wait_s or (now_s + wait_s <= due_s and not self.hopeless(model)):
+        hoped_s = (self.expected_s(model, now_s, hopeful=True) or 0.0) if self.on else 0.0
+        if not hoped_s or (now_s + hoped_s <= due_s and not self.hopeless(model)):
             return 0.0
+        wait_s = self.expected_s(model, now_s) or hoped_s
         self._turned_away[model] = now_s + wait_s + PATIENCE_S
         self.nudge()
         return wait_s
@@ -261,11 +249,13 @@ class Lodging:
         elif not there and absences.since_s == NEVER:
             absences.since_s = now_s
 
-    def bar(self, model: str, device: str, reason: str, now_s: float, counts: bool = True) -> None:
-        """Bringing it there failed; a failure that `counts` makes the next bar longer, and in the end hopeless."""
+    def bar(self, model: str, device: str, reason: str, now_s: float, counts: bool = True, lost_s: float = 0.0) -> None:
+        """Bringing it there failed, after `lost_s` in which the device served nobody: others have it for as long. A failure
+        that `counts` makes the next bar longer, and in the end hopeless."""
         before = self._bars.get((model, device))
         count = before.count + counts if before is not None else 0
-        self._bars[model, device] = Bar(now_s + min(BAR_FIRST_S * 2.0 ** min(count, 16), BAR_LAST_S), count, reason)
+        bar_s = max(min(BAR_FIRST_S * 2.0 ** min(count, 16), BAR_LAST_S), lost_s)
+        self._bars[model, device] = Bar(now_s + bar_s, count, reason)
 
     def unbar(self, model: str, device: str) -> None:
         """It came there."""
@@ -291,6 +281,11 @@ class Lodging:
     def footprint(self, model: str) -> FootprintSpec:
         """As configured."""
         return self.config.model(model).footprint
+
+    def taken_bytes(self, lodger: Lodger, fraction: float | None = None) -> float:
+        """The memory that it takes where it lies, or would with that part of its layers."""
+        spec = self.footprint(lodger.model)
+        return spec.size().resident_bytes(lodger.fraction if fraction is None else fraction, float(spec.kv_tokens))
 
     def device(self, name: str) -> DeviceSpec | None:
         """As configured; None if it is gone."""
@@ -346,16 +341,22 @@ class Lodging:
 
     def _resident(self, lodger: Lodger, now_s: float) -> Resident:
         coming = lodger.phase == "coming"
-        drain_s = self._drain_s(lodger)
+        hold_s = self.habits(lodger.model).hold_s * self._slower(lodger)
+        pause_s = hold_s if lodger.keeps else NEVER  # who still runs then is one of those that run for long
+        drain_s, left = self._drain(lodger, now_s, pause_s)
         there = lodger.usable and not lodger.stuck
         ready_s = max(lodger.ready_s - now_s, SOON_S) if coming else 0.0 if there else DOWN_S
         since_s = 0.0 if coming else now_s - lodger.since_s
         lost = not (coming or lodger.usable or now_s < lodger.down_s + DOWN_S)
-        return Resident(lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s, lost=lost)
+        return Resident(
+            lodger.model, lodger.device, lodger.fraction, lodger.running, drain_s, since_s, ready_s, 0.0, lost, pause_s, left
+        )
 
-    def _drain_s(self, lodger: Lodger) -> float:
-        """Until its requests of now are over."""
-        return self.habits(lodger.model).drain_s(lodger.running) * self._slower(lodger)
+    def _drain(self, lodger: Lodger, now_s: float, until_s: float = NEVER) -> tuple[float, float]:
+        """Seconds until its requests of now are over, at most `until_s`, and how many run on then."""
+        ages = [now_s - sent_s for sent_s in lodger.sent_s] + [0.0] * (lodger.running - len(lodger.sent_s))
+        busy = sum(one.running > 0 for one in self.lodgers.values() if one.device == lodger.device)
+        return self.habits(lodger.model).drain(ages, self._slower(lodger) * max(busy, 1), until_s)
 
     def _tenant(self, model: str, waiters: Sequence[Waiter], now_s: float) -> Tenant:
         mine = [one for one in self.lodgers.values() if one.model == model and self.device(one.device) is not None]
@@ -375,7 +376,7 @@ class Lodging:
         stays = not any(lodger.moves for lodger in mine)
         return Tenant(
             model,
-            _footprint(spec),
+            spec.size(),
             dict.fromkeys(hosts, service),
             habits.demand(waiting, kept, now_s) if allowed else Demand(),
             float(spec.kv_tokens),
@@ -389,10 +390,6 @@ class Lodging:
 
     def _may_come(self, lodger: Lodger, now_s: float) -> bool:
         return lodger.usable and not lodger.stuck and self.barred_s(lodger.model, lodger.device, now_s) <= 0
-
-
-def _footprint(spec: FootprintSpec) -> Footprint:
-    return Footprint(spec.weight_gb * GB, spec.kv_kb_per_token * 1000, spec.layers, spec.overhead_gb * GB)
 
 
 def _nothing() -> None:

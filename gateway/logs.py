@@ -39,6 +39,7 @@ class LineWriter:
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._overfull = 0
         self._unwritten = 0
+        self._torn = False
         self._thread.start()
 
     @property
@@ -66,17 +67,27 @@ class LineWriter:
         """Write what is there now; how many bytes that was."""
         waiting = flushed = len(self._buffer)
         while waiting > 0:
-            piece = self._buffer[: min(waiting, WRITE_BYTES)]
-            waiting -= len(piece)
-            rest = memoryview(piece)
-            try:
-                while rest:
-                    rest = rest[os.write(self._fd, rest) :]
-            except OSError:
-                self._unwritten += bytes(rest).count(b"\n")
-            del self._buffer[: len(piece)]
+            size = waiting if waiting <= WRITE_BYTES else self._buffer.rfind(b"\n", 0, WRITE_BYTES) + 1 or waiting
+            piece = self._buffer[:size]
+            waiting -= size
+            self._put(piece)
+            del self._buffer[:size]
             self._taken += piece.count(b"\n")
         return flushed
+
+    def _put(self, lines: bytearray) -> None:
+        """Write whole lines. One that a full disk took a part of is closed off later, or the next would be unreadable, too."""
+        rest = memoryview(lines)
+        try:
+            if self._torn:
+                os.write(self._fd, b"\n")
+                self._torn = False
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            written = len(lines) - len(rest)
+            self._torn = self._torn or (written > 0 and lines[written - 1 : written] != b"\n")
+            self._unwritten += bytes(rest).count(b"\n")
 
     def close(self, wait_s: float = 1.0) -> None:
         """Write what is queued and end; a stalled reader is not waited for longer than `wait_s`."""

@@ -162,8 +162,7 @@ class GatewayCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
         plane = self._plane
-        yield from plane.metrics.families()
-        yield from plane.promises.families()
+        yield from plane.books.families()
         yield from self._fleet()
         yield from self._predictions()
         yield from plane.desks.tagging.families(plane.desks)

@@ -14,7 +14,7 @@ from typing import Literal
 from backends.moves import MoveError, Mover
 from gateway.lodging import Lodger
 from gateway.replica import Replica
-from gateway.residency import Step
+from gateway.residency import NEVER, Step
 from gateway.server import DataPlane
 
 DRAIN_LOOK_S = 0.02
@@ -71,12 +71,12 @@ class Move:
         began_s = plane.now()
         leavers = [lodger for name in step.leaves if (lodger := self._lodger(name)) is not None]
         target = self._lodger(step.model) if step.model else None
-        keep = step.mode == "preempt" and all(lodger.keeps for lodger in leavers)
+        pause_s = step.pause_s if all(lodger.keeps for lodger in leavers) else NEVER
         predicted_s = sum(self._lodging.move_s(lodger, "gpu", lodger.rest) for lodger in leavers)
         if target is not None:
             predicted_s += self._lodging.load_s(target)
         self._cut(leavers, target, predicted_s)
-        problem = GONE if step.model and target is None else "" if keep else await self._drained(leavers)
+        problem = GONE if step.model and target is None else await self._drained(leavers, pause_s)
         drained_s = plane.now() - began_s
         outcome: Outcome = "given up"
         if problem:
@@ -84,7 +84,7 @@ class Move:
             if target is not None and problem == TOO_LONG:  # else they would be cut off again at once, and for good
                 self._lodging.bar(target.model, target.device, problem, plane.now(), counts=False)
         else:
-            problem = await self._swap(leavers, target, keep)
+            problem = await self._swap(leavers, target, keep=pause_s < NEVER)
             outcome = "failed" if problem else "done"
         took_s = plane.now() - began_s - drained_s
         return Moved(began_s, step.device, step.model, step.leaves, outcome, problem, predicted_s, took_s, drained_s)
@@ -111,11 +111,13 @@ class Move:
                 self._plane.fleet.cut(replica, reason)
             self._lodging.moved(lodger.model, now_s)
 
-    async def _drained(self, leavers: Sequence[Lodger]) -> str:
-        """Wait until nothing is in flight there; why not, if that is given up."""
-        now_s = asked_s = self._plane.now()
+    async def _drained(self, leavers: Sequence[Lodger], pause_s: float) -> str:
+        """Wait until nothing is in flight there, or what is may be paused; why not, if that is given up."""
+        began_s = now_s = asked_s = self._plane.now()
         due_s = now_s + self._plane.config.swaps.drain_s
         while any(replica.in_flight for lodger in leavers if (replica := self._replica(lodger)) is not None):
+            if now_s >= began_s + pause_s:
+                return ""
             if now_s >= asked_s:  # all who wait are looked through for it
                 asked_s = now_s + WANTED_LOOK_S
                 if not self._wanted():
@@ -142,6 +144,7 @@ class Move:
 
     async def _swap(self, leavers: Sequence[Lodger], target: Lodger | None, keep: bool) -> str:
         """Out and in; what went wrong, if anything did, with all as it was as far as that was possible."""
+        began_s = self._plane.now()
         gone: list[tuple[Lodger, float]] = []  # with the part of its layers that lay there
         try:
             for lodger in leavers:
@@ -154,7 +157,7 @@ class Move:
         except MoveError as error:
             self._reopen(leavers, target)
             if target is not None:
-                self._bar(target, error)
+                self._bar(target, error, self._plane.now() - began_s)
             if target is None or not target.stuck:  # else there may be no room for them
                 await self._return(gone)
             return str(error)
@@ -167,9 +170,9 @@ class Move:
             except MoveError as error:
                 self._bar(lodger, error)
 
-    def _bar(self, lodger: Lodger, error: MoveError) -> None:
+    def _bar(self, lodger: Lodger, error: MoveError, lost_s: float = 0.0) -> None:
         """It failed to move. Requests that are kept in an engine which does not come back end by their own time limits."""
-        self._lodging.bar(lodger.model, lodger.device, str(error), self._plane.now())
+        self._lodging.bar(lodger.model, lodger.device, str(error), self._plane.now(), lost_s=lost_s)
         replica = self._replica(lodger)
         if replica is not None and self._lodging.hopeless(lodger.model):
             replica.paused, lodger.kept = False, 0

@@ -16,8 +16,10 @@ import typer
 if TYPE_CHECKING:
     from backends.moves import MoverSpec, Way
     from backends.offload_measure import OffloadAsk, OffloadMeasured
+    from predictor.offload import OffloadCurve
 
 SHOWN = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.0)
+FINE = 40  # steps of the drawn curve
 EQUAL = 1.05  # a GPU that is not even so many times as fast is none
 
 
@@ -41,6 +43,9 @@ def offload(
     rounds: Annotated[int, typer.Option(min=1, help="Times through all fractions: more on a machine that is not quiet.")] = 1,
     log: Annotated[str, typer.Option(help="Log file of the process.")] = "",
     output: Annotated[str, typer.Option(help="Also write the [models.NAME.footprint] keys to this file.")] = "",
+    svg: Annotated[
+        str, typer.Option(help="Also draw the curve, what was measured and the straight line, into this file.")
+    ] = "",
 ) -> None:
     """Measure a model with all its layers on the GPU, half and none, on an engine that can; print what lies between."""
     from backends.measure import MeasureError
@@ -56,9 +61,11 @@ def offload(
             spec = MoverSpec(swap, url, model, layers)
         ask = OffloadAsk(long_words=words, answer_tokens=tokens, repeats=repeats, rounds=rounds)
         found = asyncio.run(_measure(spec, api_key, ask, lambda line: print(line, flush=True)))
-        text = _toml(model, spec.layers, found)
+        text = footprint_toml(model, spec.layers, found)
         if output:
             Path(output).write_text(text)
+        if svg:
+            Path(svg).write_text(curve_svg(model, found), encoding="utf-8")
     except (MeasureError, MoveError, ConfigError, ValueError, OSError) as error:
         _fail(str(error))
     _show(found)
@@ -113,11 +120,36 @@ def _show(found: "OffloadMeasured") -> None:
         print("both ends are about equally fast: is there a GPU, and does the engine use it?", file=sys.stderr)
 
 
-def _toml(model: str, layers: int, found: "OffloadMeasured") -> str:
+def curve_svg(model: str, found: "OffloadMeasured") -> str:
+    """The curve after the short prompt, and the straight line that it is not."""
+    from gateway.sim.html import Plot, exact, svg
+
+    context = dict(found.ends)[1.0].token_s[0][0]
+    at = [i / FINE for i in range(FINE + 1)]
+    curve = [(x, found.curve.rate_per_s(x, context)) for x in at]
+    (_, slow), (_, fast) = curve[0], curve[-1]
+    lines = {
+        "measured": sorted((fraction, 1 / end.token_s[0][1]) for fraction, end in found.ends),
+        "T1 / (f + (1 - f) r)": curve,
+        "straight line": [(x, slow + (fast - slow) * x) for x in (0.0, 1.0)],
+    }
+    drawn = tuple(exact(name, points) for name, points in lines.items())
+    return svg(Plot(f"{model}: tokens per second", "part of the layers on the GPU", drawn)) + "\n"
+
+
+def footprint_toml(model: str, layers: int, found: "OffloadMeasured") -> str:
+    """The keys of what was measured."""
     return (
         "# Measured by `gateway calibrate offload`: tokens per second of one sequence, all layers on the GPU and none.\n"
         f"[models.{json.dumps(model)}.footprint]\n"
         f"layers = {layers}\n"
         f"gpu_tokens_per_s = {found.rate_per_s(1.0):.4g}\n"
-        f"cpu_tokens_per_s = {found.rate_per_s(0.0):.4g}\n"
+        f"cpu_tokens_per_s = {found.rate_per_s(0.0):.4g}\n" + _prompts(found.curve)
     )
+
+
+def _prompts(curve: "OffloadCurve") -> str:
+    """The rates of prompts, where the longer one took longer on both sides."""
+    if min(curve.gpu_prompt_s, curve.cpu_prompt_s) <= 0:
+        return ""
+    return f"gpu_prompt_tokens_per_s = {1 / curve.gpu_prompt_s:.4g}\ncpu_prompt_tokens_per_s = {1 / curve.cpu_prompt_s:.4g}\n"

@@ -20,7 +20,7 @@ from gateway.fleet import Fleet
 from gateway.operator_errors import OperationError
 from gateway.replica import Replica
 from gateway.server import DataPlane
-from gateway.store import BackendStore, StoreError
+from gateway.store import BackendStore, StoreError, StoreTakenError
 from gateway.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -61,24 +61,51 @@ class Operations:
         self._started_with = plane.config
         self._reloading = asyncio.Lock()
         self._retiring: dict[str, Retirement] = {}
+        self._store_taken = False
         self.swapper: Swapper | None = None  # once there are devices that models share
-        upkeep.each_round(self._retire)
+        upkeep.each_round(self._round)
 
     def start(self) -> None:
         """Take in declared and stored backends; the file takes over a name that both have. Raises StoreError."""
         for spec in self.plane.config.backends:
             self.plane.add_backend(spec)
+        if holder := self._store.taken():
+            self._store_taken = True
+            file = self.plane.config.admin.state_file
+            self.plane.logs.event("error", "state file in use", file=file, by=holder, until="it ends, nothing is kept")
+        self._take_stored()
+        self._upkeep.start()
+        self._begin_swaps()
+
+    def _take_stored(self) -> list[str]:
+        """The names of those that were not here."""
         stored, problems = self._store.read()
         for problem in problems:
             self.plane.logs.event("error", "stored backend skipped", problem=problem)
+        fresh = []
         for spec in stored:
-            if self.plane.fleet.get(spec.name) is None:
+            found = self.plane.fleet.get(spec.name)
+            if found is None:
                 self.plane.add_backend(spec)
-            else:
-                self._store.delete(spec.name)
-                self._log("taken over by the file", spec.name)
-        self._upkeep.start()
-        self._begin_swaps()
+                fresh.append(spec.name)
+            elif found.spec.declared:
+                self._forget_stored(spec.name)
+        return fresh
+
+    def _round(self, now_s: float) -> None:
+        self._retire(now_s)
+        if self._store_taken and not self._store.taken():
+            self._store_taken = False
+            self.plane.logs.event("info", "state file taken over", file=self.plane.config.admin.state_file)
+            try:
+                for name in self._take_stored():
+                    self._upkeep.watch(name)
+            except StoreError as error:
+                self.plane.logs.event("error", "state file", error=str(error))
+
+    def ending(self) -> None:
+        """The gateway drains: its successor may have the state file."""
+        self._store.let_go()
 
     async def close(self) -> None:
         """End the processes that were started."""
@@ -253,6 +280,9 @@ class Operations:
 
     def _unwritable(self, error: StoreError) -> OperationError:
         self.plane.logs.event("error", "state file", error=str(error))
+        if isinstance(error, StoreTakenError):
+            message = "Another gateway uses the state file (see the log); nothing was changed."
+            return OperationError(503, "state_file_in_use", message)
         return OperationError(503, "state_not_written", "The state file could not be written; nothing was changed.")
 
     def _check(self, spec: BackendSpec) -> None:

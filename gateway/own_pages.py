@@ -11,8 +11,8 @@ Answered = tuple[int, list[tuple[bytes, bytes]], bytes]
 _JSON = [(b"content-type", b"application/json")]
 
 
-def answer(local: LocalRoute, fleet: Fleet, aliases: Mapping[str, str], draining: bool) -> Answered:
-    """(status, headers, body) of such a route. `aliases` to models' own names."""
+def answer(local: LocalRoute, fleet: Fleet, aliases: Mapping[str, str], draining: bool, mark: bytes) -> Answered:
+    """(status, headers, body) of such a route. `aliases` to models' own names; `mark` is this process's (hops)."""
     if local.what == "options":
         return 204, [(b"allow", b"GET, HEAD, POST, DELETE, OPTIONS")], b""
     if local.what == "models":
@@ -22,7 +22,7 @@ def answer(local: LocalRoute, fleet: Fleet, aliases: Mapping[str, str], draining
     if local.what == "readyz" and (draining or not any(r.state == "ready" or r.moves for r in fleet)):
         return 503, [*_JSON, (b"retry-after", b"1")], b'{"status":"not ready"}'
     if local.what == "root":
-        return 200, _JSON, b'{"service":"leeway","api":"/v1"}'
+        return 200, _JSON, b'{"service":"leeway","api":"/v1","instance":"%b"}' % mark
     return 200, _JSON, b'{"status":"ok"}'
 
 

@@ -2,7 +2,7 @@
 
 Shell by its connecting; the choice is dispatch's. It counts the request as in flight at a replica from the moment of
 the choice, before any await, and lets go exactly once. Retry boundary: no connection came about, or the
-backend's documented not-started answer (429, 503), within the retry budget and the request's remaining wait.
+backend's documented not-started answer (429, 503, a gateway's 508), within the retry budget and the request's remaining wait.
 """
 
 from dataclasses import replace
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 NOWHERE = (-1, 1, 0.0)
+NOT_STARTED = (429, 503, 508)
+NONE: frozenset[str] = frozenset()  # one for all: a default is made anew for each instance where modules are compiled
 
 
 class Seeker(Protocol):
@@ -60,7 +62,7 @@ class Placement:
     _over = False
     _waiting = False
     _stalled = False
-    _tried: frozenset[str] = frozenset()
+    _tried: frozenset[str] = NONE
     _last_refusal: Refusal | None = None
 
     def __init__(self, plane: "DataPlane", seeker: Seeker, ask: Ask | None, kind: Kind, stream: bool, due_s: float) -> None:
@@ -95,7 +97,8 @@ class Placement:
         """Look for a place for the first time. Raises Refusal."""
         plane, ask, account = self._plane, self._ask, self._seeker.account
         assert ask is not None
-        plane.lodging.arrived(ask.model, account.accepted_s, account.deadline_s)
+        if plane.lodging.on:
+            plane.lodging.arrived(ask.model, account.accepted_s, account.deadline_s)
         if plane.fleet.uneven:
             tokens = needed_tokens(body, fields.max_tokens)
             self._tried |= too_small(plane.fleet.routable(ask.model, self._kind), tokens)
@@ -321,7 +324,9 @@ class Placement:
         now_s = plane.now()
         tried = self._tried | {replica.name}
         chosen = plane.dispatcher.choose(ask, plane.fleet.routable(ask.model, self._kind), now_s, tried)
-        if now_s >= self._due_s or isinstance(chosen, Hold) or not plane.retry_budget.spend():
+        if now_s >= self._due_s or isinstance(chosen, Hold) or _in_vain(self._seeker.account, now_s):
+            return False
+        if not plane.retry_budget.spend():
             return False
         self._seeker.account.attempted()
         self._leave()
@@ -385,3 +390,9 @@ class Placement:
         if self._counted and self.watched is not None:
             plane.desks.tagging.over(self.watched, account, complete, self._max_tokens)
         self._leave(complete)
+
+
+def _in_vain(account: Account, now_s: float) -> bool:
+    """Whether a request that is strict cannot be in time any more if it is begun now, by what computing it takes alone."""
+    promise = account.promise
+    return promise is not None and promise.strict and now_s + max(0.0, account.work_s) > account.deadline_s

@@ -8,11 +8,15 @@ T_k = rest of the step in progress + the uncached prompt tokens already sent the
 all in seconds beside k's decodes; w_k = seconds of its own prompt alone, which everybody else waits for; D_k = decodes;
 M_k = seconds until there is room for its KV at the peak, mostly 0. They weigh more than once, since meanwhile k is closed
 to those behind it, too (chosen on examples/simulate/fleet.toml, flat from 3 to 6).
-Order: shortest first, by predicted output + 0.3 uncached prompt tokens, less `age_rate` tokens a second of waiting. The
-first 48 are walked: each goes to the least score over all replicas, if that one is open (no uncached prompt token left
-beyond the step in progress), has nothing planned before it and will have room for its KV at the peak; else its tokens
-stay in the plan and its replica is closed to those behind, so it waits for the holder of its prefix, too. Without
+Order: shortest first, by predicted output + 0.3 uncached prompt tokens, less `age_rate` tokens a second of waiting, until it is
+somebody's turn (gateway.turns); with `overtaking_s` only the short half passes others, and by no more than that
+(gateway.handicap). The first 48 are walked: each goes to the least score over all replicas, if that one is open (no uncached
+prompt token left beyond the step in progress), has nothing planned before it and will have room for its KV at the peak; else
+its tokens stay in the plan and its replica is closed to those behind, so it waits for the holder of its prefix, too. Without
 prefixes this is late binding with aged shortest-job-first (`make paper-astrolabe` shows both beside published policies).
+
+At an engine that orders its queue (predictor.ordered) only the tokens that would be computed before a job count for it, in T_k
+and for whether the replica is open: a begun prompt of tier 2 does not close an engine with our scheduler to tier 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +26,7 @@ from gateway.config import ModelSpec
 from gateway.jobs import Job
 from gateway.views import View
 from predictor.mirror import Mirror
+from predictor.ordered import BY_ARRIVAL, before, rank, standing
 from predictor.peak import PeakCurve
 
 WALK = 48
@@ -29,21 +34,30 @@ ALIKE = 1.5  # engines whose paces differ by less are taken for the same hardwar
 PROMPT_WEIGHT = 0.3
 ROOM_WEIGHT = 3.0
 SCORE_MAX_S = 1e7
+ENDS = 1e13  # beyond every key that is made of a size, on either side
+AGED = -2  # the group of those who are passed by nobody any more
 FAR_S = 1e9
 NEVER = float("inf")
 
 
 class Ticket:
-    """A job between its arrival and its end. `key` is its place in the order, smaller first; `best_hit` the largest hit
-    seen for it; `view` where it was sent; `tier` and `second_s` as of a Dispatch, once it has left the line."""
+    """A job between its arrival and its end. `key` is its place in the order, smaller first; `handicap_s` by how much later
+    arrivals may pass it (gateway.handicap); `best_hit` the largest hit seen for it; `view` where it was sent; `tier` and
+    `second_s` as of a Dispatch, once it has left the line."""
 
-    __slots__ = ("avoid", "best_hit", "hits", "job", "key", "second_s", "tier", "view", "waits")
+    __slots__ = (
+        "avoid", "best_hit", "group", "handicap_s", "hits", "job", "key", "second_s", "sent_before_s", "tier", "turn", "view",
+        "waits", "work_s",
+    )  # fmt: skip
 
     def __init__(self, job: Job, avoid: frozenset[str] = frozenset()) -> None:
         self.job = job
         self.avoid = avoid
         self.key = 0.0
         self.best_hit = 0
+        self.handicap_s = 0.0
+        self.work_s = self.sent_before_s = 0.0
+        self.group, self.turn = 0, -1  # see gateway.turns
         self.tier, self.second_s = 1, 0.0
         self.hits: dict[str, tuple[int, int]] = {}
         self.waits: dict[str, tuple[PeakCurve, int, int]] = {}  # by whose picture, for which output, steps until it fits
@@ -62,6 +76,12 @@ class Ticket:
         return tokens
 
 
+def size(ticket: Ticket) -> float:
+    """How much it is: predicted output tokens, and a part of the prompt's that have to be computed."""
+    job = ticket.job
+    return job.lengths.q50 + PROMPT_WEIGHT * (job.prompt_tokens - ticket.best_hit)
+
+
 def order_key(ticket: Ticket, rule: ModelSpec) -> float:
     """The place in the line: ageing is the same for all who wait, so arrival times it once and for all."""
     job = ticket.job
@@ -69,15 +89,21 @@ def order_key(ticket: Ticket, rule: ModelSpec) -> float:
         return job.arrival_s
     if rule.order == "edf":
         return min(job.deadline_s, FAR_S + job.arrival_s)  # who was promised nothing after all who were, by arrival
-    return job.lengths.q50 + PROMPT_WEIGHT * (job.prompt_tokens - ticket.best_hit) + rule.age_rate * job.arrival_s
+    if rule.overtaking_s > 0:
+        return job.arrival_s + ticket.handicap_s
+    if ticket.turn > 0:
+        return ticket.turn - (4.0 * ENDS if ticket.group == AGED else ENDS)
+    return size(ticket) + rule.age_rate * job.arrival_s + 2.0 * ENDS * ticket.group
 
 
 class Lane:
-    """One replica within a plan. `head_s` is when a prompt that joins now begins to be computed, in seconds from now."""
+    """One replica within a plan. `head_s` is when a prompt that joins now begins to be computed, in seconds from now, behind
+    `before_tokens`: all that is pending, or at an engine that orders its queue what the last one aimed at it would wait for."""
 
     __slots__ = (
-        "base_s", "chunk", "closed", "costs", "crowd", "head_s", "mirror", "name", "opened", "pace", "pair_s",
-        "planned_pairs", "planned_tokens", "room", "roomy_tokens", "step_s", "token_s", "usable", "view", "work_rate",
+        "base_s", "before_pairs", "before_tokens", "chunk", "closed", "costs", "crowd", "head_s", "mine", "mirror", "name",
+        "opened", "pace", "pair_s", "planned_pairs", "planned_tokens", "queue", "queued_tokens", "room", "roomy_tokens",
+        "step_s", "token_s", "usable", "view", "work_rate",
     )  # fmt: skip
 
     def __init__(self, view: View, mirror: Mirror) -> None:
@@ -88,8 +114,11 @@ class Lane:
         self.room = self.chunk
         self.step_s = self.head_s = 0.0
         self.pace = self.work_rate = 1.0
-        self.planned_tokens = 0
-        self.planned_pairs = 0.0
+        self.planned_tokens = self.before_tokens = 0
+        self.planned_pairs = self.before_pairs = 0.0
+        self.queue: list[tuple[tuple[int, float], int, float]] = []
+        self.queued_tokens = 0
+        self.mine = (0, 0.0)  # the place there of the last one aimed at it
         self.roomy_tokens = NEVER
         self.crowd: PeakCurve | None = None  # who is there, once a plan has asked for it
         self.opened = self.closed = self.usable = False
@@ -118,15 +147,33 @@ class Lane:
         """After something was sent there."""
         mirror = self.mirror
         self.roomy_tokens = mirror.roomy_tokens(rule.margin)
-        pending = mirror.pending_tokens
+        self.before_tokens, self.before_pairs = mirror.pending_tokens, mirror.pending_pairs
+        self.queued_tokens = mirror.pending_tokens
+        self.queue = []
+        if mirror.filling and mirror.scheduling not in BY_ARRIVAL:
+            self.queue = standing(mirror.filling, mirror.scheduling, mirror.work_s, now_s)
         self.opened = (
             self.usable
-            and pending <= rule.ahead_tokens
+            and (mirror.pending_tokens <= rule.ahead_tokens or bool(self.queue))
             and len(mirror) + mirror.foreign < mirror.limits.max_num_seqs
             and mirror.overdue_s <= rule.stale_s
             and self.view.open(now_s)
         )
         self._begins()
+
+    def aim(self, job: Job, hit_tokens: int, now_s: float) -> None:
+        """Price what comes next for this job."""
+        mirror, left = self.mirror, job.prompt_tokens - hit_tokens
+        alone_s = mirror.work_s(job.prompt_tokens, hit_tokens)
+        self.mine = rank(mirror.scheduling, 1, job.arrival_s, job.deadline_s, left, alone_s, now_s)
+        self.before_tokens, self.before_pairs = before(self.queue, self.mine, self.queued_tokens)
+        self._begins()
+
+    def queues(self, prompt_tokens: int, hit_tokens: int) -> None:
+        """The one aimed at it waits for those before it: only those behind that place have to look elsewhere."""
+        left = prompt_tokens - hit_tokens
+        self.queue.append((self.mine, left, left * (hit_tokens + 0.5 * left)))
+        self.queued_tokens += left
 
     def plan(self, prompt_tokens: int, hit_tokens: int) -> None:
         """Somebody is meant for it, and those behind have to look elsewhere."""
@@ -139,9 +186,9 @@ class Lane:
     def _begins(self) -> None:
         mirror = self.mirror
         head_s = mirror.lag_s
-        tokens = mirror.pending_tokens + self.planned_tokens
+        tokens = self.before_tokens + self.planned_tokens
         if tokens > 0:
-            pairs = mirror.pending_pairs + self.planned_pairs
+            pairs = self.before_pairs + self.planned_pairs
             steps = -(-tokens // self.room)
             head_s += (steps * self.step_s + self.token_s * tokens + self.pair_s * pairs) * self.pace
         self.head_s = head_s
@@ -202,6 +249,8 @@ def cheapest(ticket: Ticket, lanes: Sequence[Lane], margin: float, now_s: float)
         if prefix:
             hit = ticket.hit_tokens(lane.name, lane.mirror)
             most_hit = max(most_hit, hit)
+        if lane.queue:
+            lane.aim(job, hit, now_s)
         score_s = lane.score_s(prompt_tokens, hit)
         if not 0.0 <= score_s <= SCORE_MAX_S:
             raise UntrustedError(wrong(score_s))
@@ -229,10 +278,14 @@ def walk(
         if lane is None:
             continue
         job = ticket.job
-        if lane.opened and not lane.closed and not lane.planned_tokens and lane.mirror.fits(job, rule.margin):
+        free = lane.opened and not lane.closed and not lane.planned_tokens
+        in_turn = lane.before_tokens <= rule.ahead_tokens
+        if free and in_turn and lane.mirror.fits(job, rule.margin):
             yield ticket, lane, hit, lane.ttft_s(job.prompt_tokens, hit)
             lane.update(rule, now_s)
             left -= not lane.opened
+        elif free and not in_turn:
+            lane.queues(job.prompt_tokens, hit)
         else:
             left -= lane.opened and not lane.closed
             lane.plan(job.prompt_tokens, hit)
@@ -247,7 +300,7 @@ def openings(
     was sent and has not answered is known all the same: were nobody held, a line would go to the engines at once, in no
     order, and there make first tokens so late that predictions would not recover. `line` and `lanes` as in `walk`."""
     for ticket in line[:WALK]:
-        fit = [lane for lane in lanes if lane.opened and lane.name not in ticket.avoid]
+        fit = [lane for lane in lanes if lane.opened and lane.name not in ticket.avoid and _lets(lane, ticket, rule, now_s)]
         views = [lane.view for lane in fit if lane.mirror.fits(ticket.job, rule.margin)]
         if views:
             yield ticket, views
@@ -256,11 +309,19 @@ def openings(
                     lane.update(rule, now_s)
 
 
+def _lets(lane: Lane, ticket: Ticket, rule: ModelSpec, now_s: float) -> bool:
+    """Whether no more is computed there before it than may be pending."""
+    if lane.queue:
+        lane.aim(ticket.job, ticket.hit_tokens(lane.name, lane.mirror), now_s)
+    return lane.before_tokens <= rule.ahead_tokens
+
+
 def opens_s(lanes: Sequence[Lane], rule: ModelSpec, now_s: float) -> float:
     """When the next closed lane is expected to open by the passing of time; infinity when none will."""
     soonest = NEVER
     for lane in lanes:
-        if lane.usable and not lane.opened and lane.view.open(now_s):
+        closed = not lane.opened or lane.mirror.pending_tokens > rule.ahead_tokens
+        if lane.usable and closed and lane.view.open(now_s):
             at_s = lane.mirror.opens_s(now_s, rule.ahead_tokens)
             if now_s < at_s < soonest:
                 soonest = at_s

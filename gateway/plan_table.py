@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from gateway.backend_table import fetch
 
@@ -14,6 +15,31 @@ Row = tuple[str, ...]
 def as_json(control: str, admin_key: str) -> str:
     """All that is shown, as the admin API tells it. Raises NotReachableError."""
     return json.dumps({**fetch(control, admin_key, "/admin/plan"), **fetch(control, admin_key, "/admin/models")}, indent=2)
+
+
+def answer(control: str, admin_key: str, model: str, fraction: float, prompt_tokens: int, as_json: bool) -> str:
+    """What is known of one model, in lines or as JSON. Raises NotReachableError."""
+    asked = urlencode({"fraction": fraction, "prompt_tokens": prompt_tokens})
+    found = fetch(control, admin_key, f"/admin/plan/{quote(model, safe='')}?{asked}")
+    return json.dumps(found, indent=2) + "\n" if as_json else "".join(f"{line}\n" for line in answered(found))
+
+
+def answered(found: dict[str, Any]) -> Iterator[str]:
+    """The lines of an answer of GET /admin/plan/{model}."""
+    decode, ttft_s = found["decode_tokens_per_s"], found["ttft_s"]
+    prompt = f" with a prompt of {found['prompt_tokens']} tokens" if found["prompt_tokens"] else ""
+    yield f"{found['model']}, {found['fraction']:.0%} of its layers on the device{prompt}:"
+    yield f"  decodes {decode:.3g} tokens per second" if decode is not None else "  decodes at a rate that is not configured"
+    yield f"  first token after {ttft_s:.3g} s" if ttft_s is not None else "  first token: rates of prompts are not configured"
+    for place in found["devices"]:
+        fits = "fits now" if place["fits"] else "fits once others leave" if place["could_fit"] else "does not fit"
+        most = f"; most that fits now: {place['largest_fraction']:.0%}" if not place["fits"] else ""
+        yield f"  {place['device']}: needs {place['needs_gb']:.3g} GB of {place['free_gb']:.3g} free: {fits}{most}"
+        cost = place["preempt"]
+        if cost is not None:
+            drain_s = cost["drain_s"]
+            wait = "stay inside" if cost["keeps"] else "end first" + ("" if drain_s is None else f", in {drain_s:.3g} s")
+            yield f"  {place['device']}: off and back again takes {_interval(cost)}; its {cost['running']} requests {wait}"
 
 
 def show(control: str, admin_key: str) -> None:

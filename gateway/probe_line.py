@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from backends.reach import first_of
 from predictor.wire import with_notes
 
 if TYPE_CHECKING:
@@ -158,15 +159,18 @@ class Line(asyncio.Protocol):
 
     async def _connect(self) -> None:
         owner = self._owner
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                address = await owner.resolve(self._host, self._port, self._guarded)
-                tls, name = (owner.tls(), self._host) if self._tls else (None, None)
-                await loop.create_connection(lambda: self, address, self._port, ssl=tls, server_hostname=name)
+                addresses = await owner.addresses(self._host, self._port, self._guarded)
+                await first_of(addresses, CONNECT_S, self._connect_to)
         except (OSError, TimeoutError, UnicodeError):
             self.connecting = None
             self._break(owner.now())
+
+    async def _connect_to(self, address: str) -> None:
+        tls, name = (self._owner.tls(), self._host) if self._tls else (None, None)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self, address, self._port, ssl=tls, server_hostname=name)
 
     def _break(self, now_s: float) -> None:
         """Give up the connection: all asks under way have failed, notes go over the next one."""

@@ -12,6 +12,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from backends.reach import addresses_of
 from gateway.probe_line import Line, Note
 from predictor.snapshot import GARBLED, ProbeReply
 from predictor.wire import JobLike, WireError, encode_ask, encode_correction, parse_reply
@@ -175,13 +176,9 @@ class ProbeClient:
         except WireError:
             return GARBLED
 
-    async def resolve(self, host: str, port: int, guarded: bool) -> str:
-        """An address of the host, an allowed one if it is guarded. Raises OSError."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-        addresses = [str(entry[4][0]) for entry in found if not guarded or self._allowed(str(entry[4][0]))]
-        if not addresses:
-            raise OSError("the sidecar's address is not allowed")
-        return addresses[0]
+    async def addresses(self, host: str, port: int, guarded: bool) -> list[str]:
+        """The host's addresses, only allowed ones if it is guarded. Raises OSError, UnicodeError."""
+        return await addresses_of(host, port, self._allowed if guarded else None)
 
     def _flush(self) -> None:
         """The end of a turn in which something was asked."""

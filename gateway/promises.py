@@ -13,12 +13,12 @@ from gateway.relay.splice import BodyFields, Piece
 from gateway.replica import Replica
 from gateway.signals import queue_limit_s
 from gateway.slo import NEVER, Asked, SloError
-from gateway.travel import Luggage, header_lines, members, packed, session
+from gateway.travel import Luggage, members, numbered, packed, queue_number, recallable, session
 
 if TYPE_CHECKING:
     from gateway.auth import Client
-    from gateway.config import GatewayConfig
     from gateway.placement import Placement
+    from gateway.server import DataPlane
     from gateway.slo import ClassBook
 
 
@@ -80,7 +80,7 @@ def promise(book: "ClassBook", client: "Client | None", said: Asked | None, acco
 
 
 def outgoing(
-    config: "GatewayConfig",
+    plane: "DataPlane",
     account: Account,
     replica: Replica,
     fields: BodyFields,
@@ -89,15 +89,21 @@ def outgoing(
     unix_ms: int,
 ) -> tuple[bytes, tuple[Piece, ...]]:
     """(header lines to add, the body to send) for this engine."""
-    slo, engine, scheduling, lines = config.slo, replica.identity.engine, replica.scheduling, b""
-    has, names = fields.engine_members, replica.identity.body_session and bool(replica.spec.kv_events)
-    added = session(names, account.route, has, account.request_id)
+    identity, scheduling, slo, lines = replica.identity, replica.scheduling, plane.config.slo, b""
+    engine, has = identity.engine, fields.engine_members
+    added = session(identity.body_session and bool(replica.spec.kv_events), account.route, has, account.request_id)
+    if recallable(identity.recall, account.route, fields.n, has):
+        account.engine_id = account.engine_id or plane.ids.new()
+        added = {**added, identity.recall: account.engine_id}
     if account.promise is not None or scheduling:
         if slo.client_priority != "respect" or fields.priority is None:
-            lines = header_lines(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
+            number = queue_number(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
+            lines, ordered, replaced = numbered(engine, account.route, number, fields.priority is not None)
+            added, has = added | ordered, has | replaced
         if account.route in ("chat", "completions", "messages"):
             added |= members(slo, engine, scheduling, luggage(account, replica, now_s, unix_ms))
-    return lines, packed(pieces, added, has) if added else pieces
+    has_body = any(pieces)  # a stored response is asked for without one
+    return lines, packed(pieces, added, has) if added and has_body else pieces
 
 
 def luggage(account: Account, replica: Replica, now_s: float, unix_ms: int) -> Luggage:

@@ -33,10 +33,11 @@ def check_hope(plane: "DataPlane", model: str, kind: Kind, due_s: float) -> None
 
 def to_avoid(plane: "DataPlane", model: str, kind: Kind, body_hash: int) -> frozenset[str]:
     """The poison rule: a body that made several backends drop the connection is not tried on more of them, and one that
-    made one of them drop it goes elsewhere if it can. Raises Refusal."""
-    fleet = plane.fleet
-    droppers = fleet.droppers(body_hash, plane.now())
+    made one of them drop it, or answer 5xx, goes elsewhere if it can. Raises Refusal."""
+    fleet, now_s = plane.fleet, plane.now()
+    droppers = fleet.droppers(body_hash, now_s)
     if len(droppers) >= POISON_BACKENDS:
         raise refusals.breaks_backends()
-    elsewhere = any(replica.name not in droppers for replica in fleet.routable(model, kind))
-    return droppers if elsewhere else frozenset()
+    failed = droppers | fleet.refusers(body_hash, now_s)
+    elsewhere = any(replica.name not in failed for replica in fleet.routable(model, kind))
+    return failed if elsewhere else frozenset()

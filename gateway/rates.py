@@ -1,8 +1,9 @@
 """Requests and tokens per minute of one key, by the library `limits`: a sliding window counted in two halves. Pure.
 
-The windows are kept here, on the clock of whoever asks (a wall clock that jumps must not open or close them); another
-storage of the library (Redis, for several gateways) fits in their place. Only loaded when a key has such a limit: the
-library holds about 3 MiB. Of tokens the prompt is counted when the request comes, and the rest when it has ended.
+The windows are kept here, on the clock of whoever asks (a wall clock that jumps must not open or close them). Nothing is
+asked of them but what any storage of the library with sliding windows does, so that one for several gateways (Redis) fits
+in their place; it would have to be asked off the loop. Only loaded when a key has such a limit: the library holds about
+3 MiB. Of tokens the prompt is counted when the request comes, and the rest when it has ended.
 The limit holds on the average; one minute that follows a burst may see up to twice of it, as with all such counters.
 """
 
@@ -15,6 +16,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from gateway.config import KeyLimits
 
 MINUTE_S = 60
+UNLIMITED = 1 << 48
 
 
 class Windows(Storage, SlidingWindowCounterSupport):
@@ -87,39 +89,47 @@ class Windows(Storage, SlidingWindowCounterSupport):
 
 
 class Rates:
-    """The limits of one key."""
+    """The limits of one key; under the name `owner` in a `storage` that others use as well, else in windows of its own."""
 
-    def __init__(self, limits: KeyLimits) -> None:
-        self._windows = Windows()
-        self._limiter = SlidingWindowCounterRateLimiter(self._windows)
+    def __init__(self, limits: KeyLimits, owner: str = "", storage: Storage | None = None) -> None:
+        self._own = Windows()
+        windows = self._own if storage is None else storage
+        assert isinstance(windows, SlidingWindowCounterSupport), "a storage without sliding windows"
+        self._windows: SlidingWindowCounterSupport = windows
+        self._limiter = SlidingWindowCounterRateLimiter(windows)
+        self._owner = owner
         self._requests = RateLimitItemPerMinute(limits.requests_per_min) if limits.requests_per_min else None
         self._tokens = RateLimitItemPerMinute(limits.tokens_per_min) if limits.tokens_per_min else None
 
     def admit(self, tokens: int, now_s: float) -> tuple[str, int] | None:
         """Count a request with a prompt of so many tokens; or ("requests" or "tokens", seconds until one such fits)."""
-        self._windows.now_s = now_s
-        if self._tokens is not None and not self._limiter.test(self._tokens, "tokens", cost=tokens):
+        self._own.now_s = now_s
+        if self._tokens is not None and not self._limiter.test(self._tokens, self._owner, "tokens", cost=tokens):
             return "tokens", self._wait_s(self._tokens, "tokens", tokens)
-        if self._requests is not None and not self._limiter.hit(self._requests, "requests"):
+        if self._requests is not None and not self._limiter.hit(self._requests, self._owner, "requests"):
             return "requests", self._wait_s(self._requests, "requests", 1)
         if self._tokens is not None:
-            self._limiter.hit(self._tokens, "tokens", cost=tokens)
+            self._limiter.hit(self._tokens, self._owner, "tokens", cost=tokens)
         return None
 
     def settle(self, tokens: int, now_s: float) -> None:
         """So many more tokens than were counted, or fewer, which then stay counted."""
         if self._tokens is not None and tokens > 0:
-            self._windows.now_s = now_s
-            self._windows.incr(self._tokens.key_for("tokens"), MINUTE_S, tokens)
+            self._own.now_s = now_s
+            self._windows.acquire_sliding_window_entry(self._key(self._tokens, "tokens"), UNLIMITED, MINUTE_S, tokens)
+
+    def _key(self, item: RateLimitItem, name: str) -> str:
+        return item.key_for(self._owner, name)
 
     def _wait_s(self, item: RateLimitItem, name: str, cost: int) -> int:
         """Seconds until so much fits: while the last window fades, or when this one has become the last."""
-        before, left_s, count, _ = self._windows.get_sliding_window(item.key_for(name), MINUTE_S)
+        before, left_s, count, matters_s = self._windows.get_sliding_window(self._key(item, name), MINUTE_S)
         room = item.amount - cost
         if room < 0:
             return MINUTE_S  # never; the message says so
         if count <= room and before:
             wait_s = left_s - (room - count + 1) * MINUTE_S / before
         else:
-            wait_s = left_s + MINUTE_S * (1.0 - (room + 1) / max(count, room + 1))
-        return max(1, floor(wait_s) + 1)  # what is counted is cut off to whole ones: an instant later than this
+            wait_s = matters_s - MINUTE_S * (room + 1) / max(count, room + 1)
+        # What is counted is cut off to whole ones: an instant later than this, by clocks that tell milliseconds.
+        return max(1, floor(wait_s + 0.002) + 1)

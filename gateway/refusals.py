@@ -10,6 +10,11 @@ def n_too_large(limit: int) -> Refusal:
     return Refusal(400, "n_too_large", f"n and best_of may be at most {limit}.", param="n")
 
 
+def encoded_body() -> Refusal:
+    """Its body is compressed, or said to be: it cannot be read here, and engines do not agree on what they make of it."""
+    return Refusal(415, "content_encoding", "A request body must come as it is, without Content-Encoding.")
+
+
 def concurrency_limit() -> Refusal:
     """The key's own limit."""
     return Refusal(429, "concurrency_limit", "This key has all the requests it may have at once.", retry_after_s=1)
@@ -64,6 +69,12 @@ def connect_failed() -> Refusal:
     return Refusal(502, "connect_failed", "No connection to the backend could be made.")
 
 
+def loops() -> Refusal:
+    """It has been here before."""
+    message = "This request has come through this gateway before: one of the gateway's backends leads back to it."
+    return Refusal(508, "loop", message)
+
+
 def breaks_backends() -> Refusal:
     """The poison rule."""
     message = "This request made several backends drop the connection; it is not sent to more of them for now."
@@ -83,19 +94,17 @@ def redirected() -> Refusal:
     return Refusal(502, "backend_redirected", "The backend answered with a redirect.", may_have_run=True)
 
 
-def first_byte_timeout() -> Refusal:
-    """Nothing came."""
-    return Refusal(504, "first_byte_timeout", "The backend gave no answer in time.", may_have_run=True)
+_TOO_LATE = {
+    "first byte": ("first_byte_timeout", "The backend gave no answer in time."),
+    "silent": ("idle_timeout", "The backend went silent in the middle of its answer."),
+    "total": ("total_timeout", "The request took longer than the total limit."),
+}
 
 
-def total_timeout() -> Refusal:
-    """The overall limit."""
-    return Refusal(504, "total_timeout", "The request took longer than the total limit.", may_have_run=True)
-
-
-def idle_timeout() -> Refusal:
-    """It began, then nothing more came."""
-    return Refusal(504, "idle_timeout", "The backend went silent in the middle of its answer.", may_have_run=True)
+def too_late(limit: str) -> Refusal:
+    """A limit of a request at a backend has passed (see patience)."""
+    code, message = _TOO_LATE[limit]
+    return Refusal(504, code, message, may_have_run=True)
 
 
 def shutting_down(may_have_run: bool) -> Refusal:

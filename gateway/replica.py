@@ -11,6 +11,8 @@ from gateway.views import View
 
 State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
 
+REPEATS = 2  # of a request that failed: from then on it is in doubt
+
 MOVES: dict[State, frozenset[State]] = {
     "starting": frozenset(("ready", "down", "draining", "asleep", "swapping")),
     "ready": frozenset(("down", "draining", "asleep", "swapping")),
@@ -33,7 +35,9 @@ class Replica(View):
         self.identity = Identity(engine=spec.engine, models=spec.models)
         self.streams = self.stalled = 0
         self.failed_total = self.failures = 0
-        self.suspects: set[int] = set()
+        self.missed_probes = 0  # of `failures`: probes since the last one that was answered
+        self.suspects: set[int] = set()  # bodies that it failed at since it last answered well, ...
+        self.repeats = 0  # ... and how often such a one failed again
         self.trial = self.wedged = False
         self.last_byte_s = 0.0
         self.last_probe_s = -1.0

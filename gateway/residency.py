@@ -78,7 +78,8 @@ class Tenant:
 class Resident:
     """A model on a device. `running` requests, over in `drain_s` if no more are given; there for `since_s`; its load is
     over in `ready_s`; `kv_bytes` would go with it if it were paused. One that is `lost` has answered nobody for long: it may
-    leave at once, however soon it is hoped to be there again."""
+    leave at once, however soon it is hoped to be there again. Where its requests may stay in its engine, those that run on for
+    `pause_s` are paused; then `drain_s` is at most that, and `left` of them are expected to be."""
 
     model: str
     device: str
@@ -89,6 +90,8 @@ class Resident:
     ready_s: float = 0.0
     kv_bytes: float = 0.0
     lost: bool = False
+    pause_s: float = NEVER
+    left: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ class Residency:
 class PlanSettings:
     """`dwell_s` is the least time on a device. A swap costs, beside what it does to requests, `swap_s` and `swap_weight` times
     the seconds of moving, and `churn` times those seconds times the rate that they displace; cutting off a busy model costs
-    `interrupt_s`. The search is `steps` deep. With `width` 1 it is narrow, `looks` over the number of
+    `interrupt_s`; and since what lateness will be is not known better, a step must save `doubt` of what the models that it
+    moves cost as things are. The search is `steps` deep. With `width` 1 it is narrow, `looks` over the number of
     models its states in all; else it keeps up to so many states of each depth twice, and reckons so many costs at the most."""
 
     prices: Prices = field(default_factory=Prices)
@@ -116,6 +120,7 @@ class PlanSettings:
     swap_weight: float = 1.0
     churn: float = 1.0
     interrupt_s: float = 200.0
+    doubt: float = 0.1
     steps: int = 3
     width: int = 200
     looks: int = 2400
@@ -131,7 +136,8 @@ def narrow(settings: PlanSettings) -> PlanSettings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """See the module's words. `swap_s` is the time of moving weights, `saved_s` the cost that it takes away."""
+    """See the module's words. `swap_s` is the time of moving weights, `saved_s` the cost that it takes away. Who still runs
+    `pause_s` after the cut is paused (0: at once, infinite: nobody is)."""
 
     device: str
     model: str
@@ -144,6 +150,7 @@ class Step:
     swap_s: float
     saved_s: float = 0.0
     waiting: float = 0.0
+    pause_s: float = NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from gateway.residency import NEVER, Device, Mode, Step, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A model on a device from `open_s` to `close_s`. `cut_from_s` is when it may be cut off at the earliest."""
+    """A model on a device from `open_s` to `close_s`. `cut_from_s` is when it may be cut off at the earliest; who still runs
+    `pause_s` after that may be paused, expectedly `left` requests."""
 
     device: str
     fraction: float
@@ -19,6 +20,8 @@ class Stay:
     drain_s: float
     cut_from_s: float
     kv_bytes: float = 0.0
+    pause_s: float = NEVER
+    left: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

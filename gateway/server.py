@@ -1,4 +1,4 @@
-"""The data plane: what all exchanges of one process share, and its listener. Shell; touched only by the event loop.
+"""The data plane: what all exchanges of one process share. Shell; touched only by the event loop.
 
 It owns the fleet, the line, the pools, the keyring and the counters, and lends them to exchanges. It knows no engine:
 adapters are upkeep's.
@@ -6,33 +6,29 @@ adapters are upkeep's.
 
 import asyncio
 import math
-import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
-from socket import socket
-from typing import Protocol, cast
 
 from gateway import own_pages
 from gateway.accounts import Account
 from gateway.admission import PATIENCE_S, DrainRate, RetryBudget, WaitingLine
 from gateway.api import LocalRoute, Refusal, unknown_model
 from gateway.auth import Keyring
-from gateway.config import BackendSpec, GatewayConfig, Listen, split_address
+from gateway.books import Books
+from gateway.config import BackendSpec, GatewayConfig
 from gateway.deadlines import Deadlines
-from gateway.descriptors import affordable_clients
 from gateway.desks import Desks
 from gateway.dispatch import Dispatcher
+from gateway.door import Door
 from gateway.fleet import Fleet
 from gateway.forward import Exchange
 from gateway.homes import ResponseHomes
+from gateway.hops import mark_of
 from gateway.lodging import Lodging, Waiter
 from gateway.logs import Logs
-from gateway.metrics import RequestMetrics
 from gateway.placement import Placement
 from gateway.pools import Pools
-from gateway.promise_metrics import PromiseMetrics
-from gateway.records import Records
 from gateway.relay.downstream import ClientConnection
 from gateway.relay.memo import HeadStore
 from gateway.relay.requests import RequestHead
@@ -40,9 +36,8 @@ from gateway.replica import Replica
 from gateway.signals import RequestIds
 from gateway.slo import ClassBook
 from gateway.underway import Underway
+from gateway.wall import Wall
 from predictor.hosts import host_profiles
-
-FLUSH_S = 1.0
 
 
 class _LineTick:
@@ -54,13 +49,6 @@ class _LineTick:
 
     def on_due(self, now_s: float) -> None:
         self._plane.release_line()
-
-
-class Listening(Protocol):
-    """A server with its sockets: a list of them with uvloop, a tuple without."""
-
-    @property
-    def sockets(self) -> Sequence[socket]: ...
 
 
 class DataPlane:
@@ -78,6 +66,8 @@ class DataPlane:
         self.deadlines = Deadlines(loop)
         self.ids = RequestIds(f"{rng.getrandbits(48):012x}")
         self.fleet = Fleet(config.health)
+        self.mark = mark_of(rng.getrandbits(48))
+        self.wall = Wall(now)
         self.pools = Pools(config, now)
         self.keyring = Keyring(config.keys)
         self.dispatcher = Dispatcher(config.model, rng)
@@ -86,93 +76,53 @@ class DataPlane:
         self.lodging = Lodging(config, host_profiles)
         self.retry_budget = RetryBudget(config.retry)
         self.response_homes = ResponseHomes(config.limits.response_ids)
-        self.metrics = RequestMetrics(config.limits.model_labels)
-        self.promises = PromiseMetrics()
-        self.records = Records(config.slo.records)
+        self.books = Books(config, logs, loop.call_later)
         self.underway = Underway(self)
         self.lodging.offload.beside = self.underway.sent_before
         self.classes = ClassBook(config.classes)
         self.has_classes = bool(config.classes)
         self.request_heads: HeadStore[RequestHead] = HeadStore()
+        self.door = Door(config, loop, logs, self._accept)
+        self.recall: Callable[[Account], None] = _nothing  # upkeep's: its engine need not go on
         self.draining = False
         self.held_bytes = 0
-        self.affordable = affordable_clients()
         self.generation = 1
         self._rng = rng
         self._drain_rate = DrainRate()
-        self._clients: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._servers: list[asyncio.Server] = []
         self._tick = _LineTick(self)
         self._aliases = _aliases(config)
-        self._idle = asyncio.Event()
-        self._tls: tuple[ssl.SSLContext, Listen] | None = None
 
     def __repr__(self) -> str:
-        return f"<DataPlane {len(self._clients)} connections, {self.held} waiting, {self.fleet!r}>"
+        return f"<DataPlane {self.connections} connections, {self.held} waiting, {self.fleet!r}>"
 
-    # -- listener
+    # -- clients
 
     async def listen(self) -> None:
         """Open the data listener. Raises OSError."""
-        listen = self.config.listen
-        host, port = split_address(listen.data)
-        if listen.tls_cert_file:
-            self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), listen
-            self._read_certificate(*self._tls)
-        server = await self.loop.create_server(
-            cast("Callable[[], asyncio.Protocol]", self._accept),
-            host,
-            port,
-            backlog=listen.backlog,
-            reuse_port=listen.reuse_port or None,
-            ssl=self._tls[0] if self._tls is not None else None,
-        )
-        self._servers.append(server)
+        await self.door.open(self.config.listen)
         self.deadlines.start()
-
-    @staticmethod
-    def _read_certificate(context: ssl.SSLContext, listen: Listen) -> None:
-        """The listener's certificate, as its files are now. Raises OSError; then the old one stays whole."""
-        for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # a certificate without its key would stay in it
-            one.load_cert_chain(listen.tls_cert_file, listen.tls_key_file or None)
-
-    def _renew_certificate(self) -> None:
-        try:
-            if self._tls is not None:
-                self._read_certificate(*self._tls)
-        except OSError as error:
-            self.logs.event("error", "certificate not read again", reason=error.strerror or type(error).__name__)
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(self, partial(Exchange, self))
 
     @property
     def port(self) -> int:
-        """The data listener's port (of the first socket)."""
-        listening = cast("Listening", self._servers[0])
-        return int(listening.sockets[0].getsockname()[1])
+        """The data listener's."""
+        return self.door.port
 
     @property
     def connections(self) -> int:
         """Open client connections."""
-        return len(self._clients)
-
-    @property
-    def busy(self) -> int:
-        """Connections with a request on them."""
-        return sum(not client.idle for client in self._clients)
+        return len(self.door.clients)
 
     def joined(self, connection: ClientConnection) -> bool:
-        """A client connected. False when there are too many."""
-        self._clients.add(connection)
-        return len(self._clients) <= min(self.limits.connections, self.affordable)
+        """A client connected. False when there is no room."""
+        return self.door.joined(connection)
 
     def left(self, connection: ClientConnection) -> None:
         """A client's connection is gone."""
-        self._clients.discard(connection)
-        if self.draining and not self._clients:
-            self._idle.set()
+        self.door.left(connection)
 
     # -- backends
 
@@ -195,7 +145,7 @@ class DataPlane:
         """Forget a backend. Requests on it finish."""
         self.fleet.removed(name)
         self.desks.forget(name)
-        self.metrics.forget(name)
+        self.books.forget(name)
         self.pools.remove(name)
 
     # -- models
@@ -229,14 +179,14 @@ class DataPlane:
         """(status, headers, body) of a route that the gateway answers itself, to a key with that hash."""
         if local.what == "request":
             name = local.argument
-            return own_pages.request_answer(name, self.underway.find(name, owner) or self.records.find(name, owner))
-        return own_pages.answer(local, self.fleet, self._aliases, self.draining)
+            return own_pages.request_answer(name, self.underway.find(name, owner) or self.books.find(name, owner))
+        return own_pages.answer(local, self.fleet, self._aliases, self.draining, self.mark)
 
     # -- what exchanges ask
 
-    def charge_body(self, size: int) -> bool:
-        """Hold `size` more body bytes, if the total allows it."""
-        if self.held_bytes + size > self.limits.bodies_bytes:
+    def charge_body(self, size: int, large: bool) -> bool:
+        """Hold `size` more body bytes, if the total allows it. Large bodies leave an eighth of it to small ones."""
+        if self.held_bytes + size > self.limits.bodies_bytes - (self.limits.bodies_bytes >> 3 if large else 0):
             return False
         self.held_bytes += size
         return True
@@ -310,14 +260,12 @@ class DataPlane:
         """A request has its end."""
         if account.dispatched_s < 0 and self.lodging.on:
             account.swap_s = self.lodging.waited_s(account.model, account.accepted_s, account.finished_s)
-        self.metrics.record(account)
-        self.logs.access(account)
-        if account.model:
-            self.records.keep(account)
-        if account.promise is not None:
-            self.promises.record(account)
+        self.books.over(account)
+        if account.engine_id and account.end != "complete":
+            self.recall(account)
         if account.attempts:
-            self.lodging.over(account)
+            if self.lodging.on:
+                self.lodging.over(account)
             self._drain_rate.left(account.finished_s)
             if len(self.line):
                 self.release_line()
@@ -334,48 +282,33 @@ class DataPlane:
         self.desks.adopt()
         self.lodging.adopt(config)
         self.classes, self.has_classes = ClassBook(config.classes), bool(config.classes)
-        self.records.resize(config.slo.records)
+        self.books.adopt(config)
         self._aliases = _aliases(config)
         self.pools.adopt(config)
-        self._renew_certificate()
+        self.door.adopt(config)
         self.generation += 1
 
     async def drain(self, limit_s: float) -> None:
-        """Stop accepting, let requests finish for `limit_s`, then give each that is left one error."""
+        """Stop accepting, let requests finish for `limit_s`, then give each that is left one error. Who was let in already,
+        or holds a connection, may send one more request: its answer says that the connection ends."""
         self.draining = True
-        for server in self._servers:
-            server.close()
-        for client in [c for c in self._clients if c.idle]:
-            client.close()
-        if self._clients:
-            try:
-                await asyncio.wait_for(self._idle.wait(), limit_s)
-            except TimeoutError:
-                for client in list(self._clients):
-                    client.drain_cut()
-                await self._flushed()
-
-    async def _flushed(self) -> None:
-        """The last errors are on their way; a client that does not read is not waited for."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), FLUSH_S)
-        except TimeoutError:
-            return
+        await self.door.drain(limit_s)
 
     async def close(self) -> None:
         """End everything that is left; each request has its end in the log before this returns."""
         self.draining = True
-        for server in self._servers:
-            server.close()
+        self.door.shut()
         await self.desks.close()
-        for client in list(self._clients):
-            client.abort()
-        if self._clients:
-            await self._flushed()
+        await self.door.close()
+        self.books.write()
         self.pools.close()
         self.deadlines.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self.timeouts.connect_s)
+
+
+def _nothing(account: Account) -> None:
+    """Nobody is to be told."""
 
 
 def _aliases(config: GatewayConfig) -> dict[str, str]:

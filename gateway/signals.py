@@ -20,7 +20,9 @@ READ_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
 
 class RequestIds:
-    """Names for requests that bring none: unique per process by a random prefix."""
+    """Names for requests that bring none: unique per process by a random prefix of 12 hex digits. With it they are UUIDs in
+    form, since llama-cpp-python's server answers 400 to others, and all of one length, since SGLang takes the beginning of one
+    for the whole."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -28,7 +30,7 @@ class RequestIds:
 
     def new(self) -> str:
         """The next id."""
-        return f"{self._prefix}-{self._next():x}"
+        return f"{self._prefix}{self._next():020x}"
 
 
 def request_id(sent: bytes | None, ids: RequestIds) -> str:

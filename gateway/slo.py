@@ -19,14 +19,19 @@ TPOT_HEADERS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms", b"x-dynamo-slo-tpot-ms
 E2E_HEADERS = (b"x-slo-e2e-ms",)
 CLASS_HEADER = b"x-slo-class"
 CLASS_HINTS = (b"x-llm-d-inference-objective", b"x-smg-priority", b"x-dynamo-meta-policy-class")
-PRIORITY_HEADERS = (b"x-request-priority", b"x-dynamo-request-priority", b"x-vllm-priority")
-TENANT_HEADER = b"x-llm-d-inference-fairness-id"
+PRIORITY_HEADERS = (
+    b"x-request-priority",
+    b"x-dynamo-request-priority",
+    b"x-dynamo-request-strict-priority",
+    b"x-vllm-priority",
+)
+TENANT_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-tenant-id")
 STRICT_HEADER = b"x-leeway-strict"
 ADMIT_HEADER = b"x-leeway-admit"
 WAIT_STATUS_HEADER = b"x-leeway-wait-status"
 _SAYING = frozenset(
     (*TTFT_HEADERS, *TPOT_HEADERS, *E2E_HEADERS, CLASS_HEADER, *CLASS_HINTS, *PRIORITY_HEADERS)
-    + (TENANT_HEADER, *READ_TIMEOUT_HEADERS, STRICT_HEADER, ADMIT_HEADER, WAIT_STATUS_HEADER)
+    + (*TENANT_HEADERS, *READ_TIMEOUT_HEADERS, STRICT_HEADER, ADMIT_HEADER, WAIT_STATUS_HEADER)
 )
 _ON, _OFF = (b"1", b"true", b"yes"), (b"0", b"false", b"no", b"")
 
@@ -90,7 +95,7 @@ def asked(values: Mapping[bytes, bytes]) -> Asked | None:
         hints=tuple([values[name][:64].decode(errors="replace").strip() for name in CLASS_HINTS if name in values]),
         priority=_priority(values),
         read_s=_read_s(values),
-        tenant=values.get(TENANT_HEADER, b"")[:64].decode(errors="replace"),
+        tenant=_tenant(values),
         strict=_switch(values, STRICT_HEADER),
         admit_now=_one_of(values, ADMIT_HEADER, b"now"),
         wait_status=_one_of(values, WAIT_STATUS_HEADER, b"sse"),
@@ -120,6 +125,13 @@ def _class_name(values: Mapping[bytes, bytes]) -> str:
     if not 0 < len(name) <= 64:
         raise SloError(CLASS_HEADER.decode(), f"The header {CLASS_HEADER.decode()} must name a class.")
     return name
+
+
+def _tenant(values: Mapping[bytes, bytes]) -> str:
+    for name in TENANT_HEADERS:
+        if text := values.get(name):
+            return text[:64].decode(errors="replace")
+    return ""
 
 
 def _priority(values: Mapping[bytes, bytes]) -> int | None:

@@ -2,6 +2,7 @@
 
 The file holds their API keys, so it and its journal have mode 0600. An empty path keeps everything in memory. A row
 that no longer validates is left where it is and reported, so that one bad row never keeps the others from coming back.
+One process writes it: a second one reads what is there, and nothing that it is told is kept until the first is gone.
 """
 
 import json
@@ -11,6 +12,7 @@ import sqlite3
 from typing import get_args
 
 from gateway.addresses import check_publisher, check_url, sendable_key
+from gateway.claim import Claim
 from gateway.config import BackendSpec, EngineName, Scheduling
 from gateway.private_file import MODE, open_private
 
@@ -23,11 +25,17 @@ class StoreError(Exception):
     """The state file can't be used; the text names the file and the reason, and no content."""
 
 
+class StoreTakenError(StoreError):
+    """Another gateway has the state file."""
+
+
 class BackendStore:
-    """A table of backend specs. Raises StoreError when the file can't be opened, read or written."""
+    """A table of backend specs. Raises StoreError when the file can't be opened, read or written; writing raises
+    StoreTakenError while another process has it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._claim = Claim(path)
         try:
             if path:
                 _make_private(path)
@@ -52,17 +60,32 @@ class BackendStore:
                 problems.append(f"{str(name)[:64]!r}: {error}")
         return tuple(specs), tuple(problems)
 
+    def taken(self) -> str:
+        """Who else has the file, in words; "" while it is ours. Looked up anew."""
+        return "" if self._claim.ours() else self._claim.holder()
+
+    def let_go(self) -> None:
+        """Another process may have the file from now on; whoever writes first has it again."""
+        self._claim.release()
+
     def put(self, spec: BackendSpec) -> None:
         """Insert or replace."""
+        self._check_ours()
         self._run("INSERT OR REPLACE INTO backends (name, spec) VALUES (?, ?)", spec.name, encode(spec))
 
     def delete(self, name: str) -> None:
         """Forget, if there."""
+        self._check_ours()
         self._run("DELETE FROM backends WHERE name = ?", name)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+        self._claim.release()
+
+    def _check_ours(self) -> None:
+        if holder := self.taken():
+            raise StoreTakenError(f"state file {self._path}: {holder} uses it; each gateway needs one of its own")
 
     def _run(self, statement: str, *values: str) -> list[tuple[object, object]]:
         try:

@@ -37,9 +37,11 @@ class _Writer:
     def of_step(self, step: Step) -> Iterator[Action]:
         """Who goes, who comes, and after a visit the other way round."""
         device, paused = self._devices[step.device], step.mode == "preempt"
-        at_s = step.cut_s
+        at_s, reason = step.cut_s, f"makes room for {step.model}"
+        if 0 < step.pause_s < NEVER:
+            reason += f"; what still runs there {step.pause_s:.0f} s later is paused"
         for name in step.leaves:
-            yield self._out(name, device, at_s, f"makes room for {step.model}", paused)
+            yield self._out(name, device, at_s, reason, paused)
         yield self._in(step.model, device, step.ready_s, why(step), step.fraction)
         if step.until_s == NEVER:
             return

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backends.moves import SwapSpec
+from predictor.cost import GB
+from predictor.offload import Footprint
 
 __all__ = ["DeviceSpec", "FootprintSpec", "SwapSpec", "Swaps"]
 
@@ -16,7 +18,7 @@ __all__ = ["DeviceSpec", "FootprintSpec", "SwapSpec", "Swaps"]
 class FootprintSpec:
     """What a model takes of a device, in GB (1e9) and tokens: weights, KV per token for `kv_tokens` of them, what its engine
     needs beside. `layers` may be split between GPU and CPU where both rates (tokens per second of one sequence) are known.
-    A `pinned` model never leaves."""
+    A `pinned` model never leaves. The rates of prompts (tokens per second, likewise) are for what is asked of it."""
 
     weight_gb: float = 0.0
     kv_kb_per_token: float = 0.0
@@ -26,6 +28,12 @@ class FootprintSpec:
     pinned: bool = False
     gpu_tokens_per_s: float = 0.0
     cpu_tokens_per_s: float = 0.0
+    gpu_prompt_tokens_per_s: float = 0.0
+    cpu_prompt_tokens_per_s: float = 0.0
+
+    def size(self) -> Footprint:
+        """What it takes, in bytes, to reckon with."""
+        return Footprint(self.weight_gb * GB, self.kv_kb_per_token * 1000, self.layers, self.overhead_gb * GB)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,20 @@ class FootprintSection(Section):
     pinned: bool = _MODEL.pinned
     gpu_tokens_per_s: float = Field(_MODEL.gpu_tokens_per_s, ge=0, le=1e6)
     cpu_tokens_per_s: float = Field(_MODEL.cpu_tokens_per_s, ge=0, le=1e6)
+    gpu_prompt_tokens_per_s: float = Field(_MODEL.gpu_prompt_tokens_per_s, ge=0, le=1e7)
+    cpu_prompt_tokens_per_s: float = Field(_MODEL.cpu_prompt_tokens_per_s, ge=0, le=1e7)
+
+    @property
+    def whole_gb(self) -> float:
+        """What all of it takes."""
+        return self.weight_gb + self.overhead_gb + self.kv_tokens * self.kv_kb_per_token * 1e-6
 
     def record(self) -> FootprintSpec:
         """As the gateway uses it. Raises ValueError (`key: reason`)."""
         if (self.gpu_tokens_per_s > 0) != (self.cpu_tokens_per_s > 0):
             raise ValueError("footprint: gpu_tokens_per_s and cpu_tokens_per_s are only known together")
+        if (self.gpu_prompt_tokens_per_s > 0) != (self.cpu_prompt_tokens_per_s > 0):
+            raise ValueError("footprint: gpu_prompt_tokens_per_s and cpu_prompt_tokens_per_s are only known together")
         return FootprintSpec(**self.model_dump())
 
 
@@ -103,7 +112,8 @@ SwapsSection: Any = section(
 
 def swap_clashes(devices: list[DeviceSection], backends: list[Any], models: dict[str, Any]) -> list[str]:
     """Two devices of one name, an unknown kind of host, a backend on an unknown device, a model that moves and is of no
-    size or larger than its device, a model twice on one device, two processes at one address, models that nobody counts."""
+    size or larger than its device, a model twice on one device, two processes at one address, models that nobody counts,
+    and memory that can never be enough."""
     from predictor.hosts import host_profiles
 
     hosts = host_profiles()
@@ -131,11 +141,34 @@ def swap_clashes(devices: list[DeviceSection], backends: list[Any], models: dict
             if (swap.device, model) in seen:
                 problems.append(f"backends.{i}: {model!r} would lie on {swap.device!r} twice")
             seen.add((swap.device, model))
-            spec = models.get(model)
-            size = spec.footprint if spec is not None else FootprintSection()
-            needs = size.weight_gb + size.overhead_gb + size.kv_tokens * size.kv_kb_per_token * 1e-6
+            size = _size(models, model)
+            needs = size.whole_gb
             if not size.weight_gb:
                 problems.append(f"models.{model}.footprint.weight_gb: needed, since it lies on device {swap.device!r}")
             elif needs > known[swap.device].memory_gb and not size.gpu_tokens_per_s:
                 problems.append(f"models.{model}.footprint: {needs:.3g} GB do not fit on {swap.device!r}")
-    return problems
+    return problems + [problem for device in known.values() for problem in _crowded(device, backends, models)]
+
+
+def _crowded(device: DeviceSection, backends: list[Any], models: dict[str, Any]) -> list[str]:
+    """What can never be, on one device: those who never leave are too much for it, or leave no room for one that is to come."""
+    here = [(model, backend.swap.way) for backend in backends if backend.swap.device == device.name for model in backend.models]
+    homes = [model for backend in backends if backend.swap.device for model in backend.models]
+    taken = sum(_size(models, model).whole_gb for model, way in here if way == "none")
+    pinned = [model for model, way in here if way != "none" and _size(models, model).pinned and homes.count(model) == 1]
+    whole = taken + sum(_size(models, model).whole_gb for model in pinned)
+    if whole > device.memory_gb + 1e-9:
+        return [
+            f"devices: models that never leave {device.name!r} (way none, pinned) take {whole:.3g} GB of {device.memory_gb:g}"
+        ]
+    return [
+        f"models.{model}.footprint: {size.whole_gb:.3g} GB do not fit on {device.name!r} beside the {taken:.3g} GB that stay"
+        for model, way in here
+        if way != "none" and not (size := _size(models, model)).gpu_tokens_per_s
+        if device.memory_gb - taken + 1e-9 < size.whole_gb <= device.memory_gb
+    ]
+
+
+def _size(models: dict[str, Any], model: str) -> FootprintSection:
+    found = models.get(model)
+    return found.footprint if found is not None else FootprintSection()

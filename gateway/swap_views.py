@@ -12,7 +12,6 @@ from gateway.lodging import Lodger, Lodging, Phase, Waiter
 from gateway.moving import Moved, Outcome
 from gateway.residency import NEVER, Action, Kind, Mode, Step, SwapPlan
 from predictor.cost import GB, Place
-from predictor.offload import Footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,9 @@ class DeviceView:
 @dataclass(frozen=True, slots=True)
 class StepView:
     """A model is brought onto a device; `leaves` make room for it (model "": they only leave), cut off in `cut_s`, drained,
-    waited for until idle, or paused (`mode`). It is there in `ready_s`, and for a visit until `until_s` (null: it stays).
-    `swap_s` is the time of moving weights, `saved_s` the expected lateness that it takes away."""
+    waited for until idle, or paused (`mode`); who still runs `pause_s` after the cut is paused (null: nobody is). It is there
+    in `ready_s`, and for a visit until `until_s` (null: it stays). `swap_s` is the time of moving weights, `saved_s` the
+    expected lateness that it takes away."""
 
     device: str
     model: str
@@ -147,6 +147,7 @@ class StepView:
     leaves: tuple[str, ...]
     mode: Mode
     cut_s: float
+    pause_s: float | None
     ready_s: float
     until_s: float | None
     swap_s: float
@@ -317,7 +318,7 @@ def _device(lodging: Lodging, name: str, moving: bool) -> DeviceView:
             lodger.backend,
             lodger.phase,
             round(lodger.fraction, 3),
-            round(_resident_gb(lodging, lodger), 3),
+            round(lodging.taken_bytes(lodger) / GB, 3),
             lodger.running,
         )
         for lodger in sorted(lodging.lodgers.values(), key=lambda one: one.name)
@@ -327,12 +328,6 @@ def _device(lodging: Lodging, name: str, moving: bool) -> DeviceView:
     taken_gb = sum(one.memory_gb for one in residents if one.phase != "coming" or not leaving)
     free_gb = max(device.memory_gb - taken_gb, 0.0)
     return DeviceView(name, device.host, device.memory_gb, round(taken_gb, 3), round(free_gb, 3), moving, residents)
-
-
-def _resident_gb(lodging: Lodging, lodger: Lodger) -> float:
-    spec = lodging.footprint(lodger.model)
-    whole = Footprint(spec.weight_gb * GB, spec.kv_kb_per_token * 1000, spec.layers, spec.overhead_gb * GB)
-    return whole.resident_bytes(lodger.fraction, spec.kv_tokens) / GB
 
 
 def plan_view(plan: SwapPlan, age_s: float = 0.0) -> PlanView:
@@ -351,6 +346,7 @@ def step_view(step: Step, age_s: float = 0.0) -> StepView:
         leaves=step.leaves,
         mode=step.mode,
         cut_s=_s(max(step.cut_s - age_s, 0.0)),
+        pause_s=None if step.pause_s == NEVER else _s(step.pause_s),
         ready_s=_s(max(step.ready_s - age_s, 0.0)),
         until_s=None if step.until_s == NEVER else _s(max(step.until_s - age_s, 0.0)),
         swap_s=_s(step.swap_s),

@@ -137,10 +137,11 @@ class Swapper:
 
     def see(self) -> None:
         """Take in what the fleet knows of lodgers. Who came and was not probed yet has not been there for anybody."""
+        sent_s = self._plane.underway.sent_s()
         for lodger in self._plane.lodging.lodgers.values():
             replica = self._lodgers.home(lodger)
             if replica is not None:
-                lodger.running = replica.in_flight
+                lodger.running, lodger.sent_s = replica.in_flight, tuple(sent_s.get(lodger.backend, ()))
                 usable = replica.state not in ("down", "draining")
                 if lodger.usable and not usable:
                     lodger.down_s = self._plane.now()

@@ -73,6 +73,8 @@ class Planner:
             resident.drain_s,
             0.0 if resident.lost else max(dwell_s, resident.ready_s),
             resident.kv_bytes,
+            resident.pause_s,
+            resident.left,
         )
 
     # -- steps
@@ -227,14 +229,11 @@ class Planner:
         service, slower = tenant.service[device.host], tenant.slowdown(option.fraction)
         hold_s = service.hold_s * slower
         swap_s = self.reckoning.move_s(tenant, device, place_of(tenant, device), "gpu") * option.fraction
-        drain_s, displaced, paused = 0.0, 0.0, 0
+        displaced = 0.0
         for other in leaves:
-            leaver, stay = self._tenants[other], self._present(state, other, device)
-            swap_s += self.reckoning.move_s(leaver, device, "gpu", leaver.rest)
-            displaced += leaver.demand.rate_per_s
-            paused += stay.running
-            if option.mode != "idle":
-                drain_s = max(drain_s, self._drain_s(stay, other, device, cut_s))
+            swap_s += self.reckoning.move_s(self._tenants[other], device, "gpu", self._tenants[other].rest)
+            displaced += self._tenants[other].demand.rate_per_s
+        drain_s, pause_s, paused = self._leave(state, option)
         ready_s = cut_s + swap_s + (drain_s if option.mode == "drain" else 0.0)
         until_s, back_s = NEVER, NEVER
         if option.visit:
@@ -252,8 +251,9 @@ class Planner:
         if option.fraction < 1:  # their answers take longer
             come = tenant.demand.rate_per_s * max(min(settings.prices.horizon_s, until_s) - ready_s, 0.0)
             extra_s += (tenant.demand.count + come) * (hold_s - service.hold_s)
-        if option.mode == "preempt":
-            extra_s += paused * (settings.prices.miss_s + back_s - cut_s)
+        extra_s += paused * (settings.prices.miss_s + min(back_s - cut_s, settings.prices.horizon_s))
+        if leaves:
+            extra_s += settings.doubt * sum([self.root.costs[name] for name in (tenant.name, *leaves)])
         arrival = Stay(device.name, option.fraction, ready_s, until_s, service.slots, 0, hold_s, ready_s + settings.dwell_s)
         step = Step(
             device.name,
@@ -267,8 +267,27 @@ class Planner:
             swap_s,
             0.0,
             tenant.demand.count,
+            pause_s,
         )
         return Draft(step, arrival, back_s, extra_s)
+
+    def _leave(self, state: State, option: Option) -> tuple[float, float, float]:
+        """How those leave that must: seconds until they are empty, after how many seconds who still runs is paused, and how
+        many are."""
+        if option.mode == "idle":
+            return 0.0, NEVER, 0.0
+        device, drain_s, paused = option.device, 0.0, 0.0
+        pause_s = 0.0 if option.mode == "preempt" else NEVER
+        may_pause = self.settings.preempt and not any(_elsewhere(state, other) for other in option.leaves)
+        for other in option.leaves:
+            stay = self._present(state, other, device)
+            drain_s = max(drain_s, self._drain_s(stay, other, device, option.cut_s))
+            if option.mode == "preempt":
+                paused += stay.running
+            elif may_pause and option.cut_s <= 0 and stay.running:
+                pause_s = min(pause_s, stay.pause_s)
+                paused += stay.left
+        return drain_s, pause_s, paused
 
     def reckoned(self, state: State, draft: Draft) -> State:
         """The state with a drafted step taken."""

@@ -141,10 +141,12 @@ def layer_families(reports: Sequence[Report]) -> Iterator[Metric]:
     error = GaugeMetricFamily(
         "leeway_length_layer_error", "Recent mean |ln(observed / predicted)| of each layer alone.", labels=["model", "layer"]
     )
+    on = GaugeMetricFamily("leeway_length_layer_on", "1 for a layer that counts for a model.", labels=["model", "layer"])
     coverage = GaugeMetricFamily("leeway_length_coverage", "Recent share of answers within q90.", labels=["model"])
     for report in reports:
         for layer in report.layers:
             weight.add_metric([report.model, layer.name], layer.weight)
             error.add_metric([report.model, layer.name], layer.error)
+            on.add_metric([report.model, layer.name], float(layer.on))
         coverage.add_metric([report.model], report.coverage_q90)
-    yield from (weight, error, coverage)
+    yield from (weight, error, on, coverage)

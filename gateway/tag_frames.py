@@ -18,10 +18,11 @@ LOG_TOKENS_MAX = 20.0
 FRAME_BYTES_MAX = 65536
 PROBLEM = b"\xff" * 8  # before a text: what is wrong with the process; no answer has that id
 READY = 0  # the id of the answer that says which models run; questions count from 1
-_ASK = struct.Struct("<QdiIBHH")
+_ASK = struct.Struct("<QdiIBIHH")
 _REPLY = struct.Struct("<QBHHB")
 _GUESS = struct.Struct("<Bddd")
 _TOOLS, _ENCODER = 1, 2
+_LAST, _READS_MODEL = 1, 2
 
 
 class FrameError(ValueError):
@@ -30,23 +31,26 @@ class FrameError(ValueError):
 
 class Question(NamedTuple):
     """`due_s` of the machine's monotonic clock: a model that cannot answer before it is not asked. Without `encoder` the
-    cheap answer is all that is wanted."""
+    cheap answer is all that is wanted. `model`: the one that will answer, by its `model_key`; 0: none."""
 
     id: int
     due_s: float
     max_tokens: int
     ends: Ends
     encoder: bool = True
+    model: int = 0
 
 
 class Reply(NamedTuple):
-    """`last`: nothing more comes for this question. `faults` holds a word for each guess that was left out."""
+    """`last`: nothing more comes for this question. `faults` holds a word for each guess that was left out. `reads_model`, of
+    READY: what is guessed depends on which model answers."""
 
     id: int
     last: bool
     cues: Cues | None
     guesses: Mapping[str, Guess]
     faults: tuple[str, ...] = ()
+    reads_model: bool = False
 
 
 def encode_question(question: Question) -> bytes:
@@ -55,27 +59,35 @@ def encode_question(question: Question) -> bytes:
     flags = _TOOLS * ends.tools | _ENCODER * question.encoder
     limit = question.max_tokens if 0 < question.max_tokens < 1 << 31 else -1
     size = min(ends.size, (1 << 32) - 1)
-    head = _ASK.pack(question.id, question.due_s, limit, size, flags, len(ends.head), len(ends.tail))
+    head = _ASK.pack(question.id, question.due_s, limit, size, flags, question.model, len(ends.head), len(ends.tail))
     return b"".join((head, ends.head, ends.tail))
 
 
 def decode_question(frame: bytes) -> Question:
     """Raises FrameError."""
     try:
-        number, due_s, limit, size, flags, head, tail = _ASK.unpack_from(frame)
+        number, due_s, limit, size, flags, model, head, tail = _ASK.unpack_from(frame)
     except struct.error:
         raise FrameError("too short") from None
     at = _ASK.size
     if len(frame) != at + head + tail:
         raise FrameError("of another length than it says")
     ends = Ends(frame[at : at + head], frame[at + head :], size, bool(flags & _TOOLS))
-    return Question(number, due_s, limit, ends, bool(flags & _ENCODER))
+    return Question(number, due_s, limit, ends, bool(flags & _ENCODER), model)
 
 
-def encode_reply(number: int, *, last: bool, cues: Cues | None, guesses: Mapping[str, tuple[float, float, float]]) -> bytes:
+def encode_reply(
+    number: int,
+    *,
+    last: bool,
+    cues: Cues | None,
+    guesses: Mapping[str, tuple[float, float, float]],
+    reads_model: bool = False,
+) -> bytes:
     """An answer, or a part of one."""
     numbers, words = (cues.numbers, cues.words) if cues is not None else ((), ())
-    parts = [_REPLY.pack(number, last, len(numbers), len(words), len(guesses))]
+    flags = _LAST * last | _READS_MODEL * reads_model
+    parts = [_REPLY.pack(number, flags, len(numbers), len(words), len(guesses))]
     parts.append(struct.pack(f"<{len(numbers)}d{len(words)}H", *numbers, *words))
     parts += [_GUESS.pack(MODELS.index(name), *guess) for name, guess in guesses.items()]
     return b"".join(parts)
@@ -84,16 +96,18 @@ def encode_reply(number: int, *, last: bool, cues: Cues | None, guesses: Mapping
 def decode_reply(frame: bytes) -> Reply:
     """Raises FrameError when nothing of it can be used; a single guess that can't is left out."""
     try:
-        number, last, count, words, guesses = _REPLY.unpack_from(frame)
+        number, flags, count, words, guesses = _REPLY.unpack_from(frame)
         at = _REPLY.size
         values = struct.unpack_from(f"<{count}d{words}H", frame, at)
         at += 8 * count + 2 * words
         triples = [_GUESS.unpack_from(frame, at + i * _GUESS.size) for i in range(guesses)]
     except struct.error:
         raise FrameError("too short") from None
-    if len(frame) != at + guesses * _GUESS.size or last > 1:
+    if len(frame) != at + guesses * _GUESS.size or flags > _LAST | _READS_MODEL:
         raise FrameError("of another length than it says")
-    return Reply(number, bool(last), _cues(values[:count], values[count:]), *_judged(triples))
+    kept, faults = _judged(triples)
+    cues = _cues(values[:count], values[count:])
+    return Reply(number, bool(flags & _LAST), cues, kept, faults, bool(flags & _READS_MODEL))
 
 
 def _cues(numbers: tuple[float, ...], words: tuple[int, ...]) -> Cues | None:

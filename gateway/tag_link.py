@@ -19,6 +19,7 @@ from gateway.prompt_ends import Ends
 from gateway.tag_frames import FRAME_BYTES_MAX, PROBLEM, READY, FrameError, Question, Reply, decode_reply, encode_question
 from predictor.features import Cues
 from predictor.length import Guess, Tag
+from predictor.model_names import model_key
 
 HUNG_S = 2.0
 SLOW_S = 0.1  # the oldest question is unanswered for so long: the next ones are not waited for
@@ -75,14 +76,23 @@ class Asked:
         self.faults += reply.faults
         self.last = reply.last
 
+    def forget(self) -> None:
+        """Whoever was to be told has heard it all: an answer that is remembered must not hold the request that asked."""
+        self.then = self.late = _to_nobody
+
+
+def _to_nobody(_: Asked) -> None:
+    """What is told to nobody."""
+
 
 Then = Callable[[Asked], None]
 Spawned = tuple["subprocess.Popen[bytes]", socket.socket]
 
 
 class TagLink:
-    """See the module's words. `state` is one of off, starting, up, down; `models` are those that run. `on_event(what,
-    text)` hears of starts ("up"), ends ("down") and problems with models ("problem")."""
+    """See the module's words. `state` is one of off, starting, up, down; `models` are those that run, and `reads_model` says
+    that what they guess depends on which model answers. `on_event(what, text)` hears of starts ("up"), ends ("down") and
+    problems with models ("problem")."""
 
     def __init__(
         self,
@@ -94,6 +104,7 @@ class TagLink:
     ) -> None:
         self.state = "off"
         self.models: tuple[str, ...] = ()
+        self.reads_model = False
         self.restarts = 0
         self._loop = loop
         self._command = command
@@ -127,7 +138,7 @@ class TagLink:
 
     # -- questions
 
-    def ask(self, ends: Ends, max_tokens: int, then: Then, late: Then, encoder: bool = True) -> str:
+    def ask(self, ends: Ends, max_tokens: int, then: Then, late: Then, encoder: bool = True, model: str = "") -> str:
         """Put a question; `then` is called once, later, and `late` if more of the answer comes after the deadline. Gives
         why it could not be put, or "": in that case nothing is called."""
         link = self._socket
@@ -144,7 +155,8 @@ class TagLink:
         self._count += 1
         asked = Asked(self._count, now_s, now_s + self._deadline_s, then, late)
         try:
-            link.send(encode_question(Question(asked.id, asked.due_s, max_tokens, ends, encoder)))
+            key = model_key(model) if self.reads_model else 0
+            link.send(encode_question(Question(asked.id, asked.due_s, max_tokens, ends, encoder, key)))
         except BlockingIOError:
             return "busy"
         except OSError:
@@ -211,7 +223,7 @@ class TagLink:
             self._garbage()
             return
         if reply.id == READY:
-            self._ready(tuple(reply.guesses))
+            self._ready(tuple(reply.guesses), reply.reads_model)
             return
         asked = self._open.get(reply.id)
         if asked is None:
@@ -224,6 +236,8 @@ class TagLink:
                 asked.late(asked)
         elif reply.last:
             self._tell(asked, asked.faults[0] if asked.faults else "")
+        if reply.last:
+            asked.forget()
 
     def _garbage(self) -> None:
         """No frame: the oldest question takes it for its answer."""
@@ -262,8 +276,9 @@ class TagLink:
         self._socket = link
         self._loop.add_reader(link, self._readable)
 
-    def _ready(self, models: tuple[str, ...]) -> None:
+    def _ready(self, models: tuple[str, ...], reads_model: bool) -> None:
         self.state, self.models, self._up_s = "up", models, time.monotonic()
+        self.reads_model = reads_model
         self._on_event("up", ", ".join(models))
 
     def _hung(self) -> None:

@@ -58,7 +58,7 @@ class Models:
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._tokens = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-            self._marks = marks_of(tokenizer.token_to_id)
+            self._marks = marks_of(tokenizer.get_vocab())
             self._encoder = _session(onnxruntime, folder / "lengths.onnx")
         except ValueError as error:
             self.problems.append(f"tokenizer.json: {error}")
@@ -67,6 +67,11 @@ class Models:
     def names(self) -> tuple[str, ...]:
         """Which there are."""
         return tuple([name for name, model in (("trees", self._trees), ("encoder", self._encoder)) if model is not None])
+
+    @property
+    def reads_model(self) -> bool:
+        """Whether what they guess depends on which model answers."""
+        return self._encoder is not None and bool(self._marks.models)
 
     def warm(self) -> None:
         """Run once, before anybody waits: the first run of each takes a hundred times as long."""
@@ -84,11 +89,11 @@ class Models:
         grams = grams_of(spoken_of(view)) if self._trees.reads_grams else NO_GRAMS
         return {"trees": self._trees.quantiles(found, grams)}
 
-    def encoder(self, view: PromptView) -> dict[str, Triple]:
-        """What the encoder guesses."""
+    def encoder(self, view: PromptView, model: int = 0) -> dict[str, Triple]:
+        """What the encoder guesses. `model`: the key of the one that answers."""
         import numpy as np
 
-        ids = np.asarray([token_ids(encoder_text(view), self._tokens, self._marks)], np.int64)
+        ids = np.asarray([token_ids(encoder_text(view), self._tokens, self._marks, model)], np.int64)
         out = self._encoder.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
         return {"encoder": _triple(out)}
 
@@ -131,7 +136,8 @@ class Worker:
     def run(self) -> None:
         """Serve."""
         zero = (0.0, 0.0, 0.0)
-        self._send(encode_reply(READY, last=True, cues=None, guesses=dict.fromkeys(self._models.names, zero)))
+        guesses = dict.fromkeys(self._models.names, zero)
+        self._send(encode_reply(READY, last=True, cues=None, guesses=guesses, reads_model=self._models.reads_model))
         while True:
             for frame in self._frames(wait=not self._open):
                 if not frame:
@@ -176,7 +182,7 @@ class Worker:
         question = waiting.question
         began_s = time.monotonic()
         if began_s <= question.due_s:
-            waiting.guesses.update(self._models.encoder(waiting.view))
+            waiting.guesses.update(self._models.encoder(waiting.view, question.model))
             self._encoder_s += 0.1 * (time.monotonic() - began_s - self._encoder_s)
         else:
             self._encoder_s *= 0.99  # a slow spell is forgotten

@@ -8,7 +8,7 @@ engine that has it. Nothing here fails a request.
 
 import asyncio
 import importlib.util
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -21,9 +21,11 @@ from gateway.jobs import Job
 from gateway.length_log import LengthLog, Row
 from gateway.lodging import Waiter
 from gateway.prompt_ends import Ends, ends_of
+from gateway.sparing import Sparing, fits_alike
 from gateway.tag_counts import TagCounts, layer_families
 from gateway.tag_link import Asked, TagLink, command_of
-from gateway.tag_rules import need, roomy
+from gateway.tag_memory import TagMemory, key_of
+from gateway.tag_rules import BY_LENGTH, need, roomy
 from gateway.views import View
 from predictor.features import Cues
 from predictor.length import LengthTagger, Tag
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 
 KINDS_MAX = 4096
 QUICK_FRESH_S = 1.0
-JUDGED_FROM, ANYWAY = 200, 10  # answers until the encoder may be left out; then one in so many is put to it
-MOVING_MIN = 0.05  # ... as it may where fewer of those who wait in a line get another place for what they are told
 ROOM_FRESH_S, SHORT_TOKENS = 0.02, 2048
 JOIN_AFTER_S = 0.02
 OBSERVED_EVERY_S = 0.002  # answers that follow faster are not all looked at, ...
@@ -99,16 +99,14 @@ class Tagging:
         self._told_missing = False
         self._joining: deque[tuple[float, Asking, Job, Prompt]] = deque()  # who waits in a line, and when to ask about it
         self._join_timer: asyncio.TimerHandle | None = None  # one, while somebody does
-        self._helpless: set[str] = set()  # models whose lengths the encoder does not help to foretell
-        self._settled: set[str] = set()  # models in whose lines lengths move hardly anybody
-        self._asked = 0
+        self.sparing = Sparing()
         self._begin()
 
     def _begin(self) -> None:
         settings = self._settings = self._plane.config.tagger
         self._deadline_s = settings.deadline_ms / 1e3
         self._learn_every_s = 1.0 / settings.learn_per_s if settings.learn_per_s else float("inf")
-        self._cache: OrderedDict[int, Asked] = OrderedDict()
+        self.memory: TagMemory[Asked] = TagMemory(settings.cache_entries)
         self.on = settings.mode != "off"
         self.command = command_of(settings.models)  # how the process is started
         if self.on and settings.log:
@@ -145,19 +143,15 @@ class Tagging:
         if known is None or now_s >= known[0]:
             if len(self._quick) >= KINDS_MAX:
                 self._quick.clear()
-                self._helpless.clear()
-                self._settled.clear()
+                self.sparing.clear()
             self._judge_encoder(model)
             shared = Watched(self.tagger.tag(model, route, None, {}, -1), 0, -1)
             known = self._quick[model, route] = (now_s + QUICK_FRESH_S, shared)
         return known[1]
 
     def _judge_encoder(self, model: str) -> None:
-        for layer in self.tagger.report(model).layers:
-            if layer.name == "encoder":
-                (self._helpless.discard if layer.on or layer.answers < JUDGED_FROM else self._helpless.add)(model)
         moving = max([desk.hindsight.moving for name, desk in self._plane.desks if name == model], default=1.0)
-        (self._settled.discard if moving >= MOVING_MIN else self._settled.add)(model)
+        self.sparing.judge(model, self.tagger.report(model).layers, moving)
 
     def before(
         self, request: Asking, rule: ModelSpec, job: Job, prompt: Prompt, views: Sequence[View]
@@ -168,7 +162,7 @@ class Tagging:
         wanted = need(rule, job, prompt.max_tokens, views, now_s, prompt.left_s, self._deadline_s, has_room=has_room)
         request.joins = self._settings.skip and not wanted.skip and not wanted.holds
         if wanted.holds or not self._settings.skip:
-            return self._hold(request, self._own(request, job, prompt), job, prompt)
+            return self._hold(request, self._own(request, job, prompt), job, prompt, rule, views)
         if wanted.skip:
             self.counts.skips[wanted.skip] += 1
         return job.lengths
@@ -220,25 +214,40 @@ class Tagging:
         watched = request.watched = Watched(shared.tag, job.prompt_tokens, prompt.max_tokens)
         return watched
 
-    def _hold(self, request: Asking, watched: Watched, job: Job, prompt: Prompt) -> LengthEstimate | None:
+    def _hold(
+        self, request: Asking, watched: Watched, job: Job, prompt: Prompt, rule: ModelSpec, views: Sequence[View]
+    ) -> LengthEstimate | None:
         def told(answer: Asked) -> None:
             lengths = self._learn_of(watched, answer)
+            if rule.policy == "plan" and "encoder" in answer.guesses:
+                self._watch_fit(watched, answer, job, rule, views)
             request.tagged(lengths, job.lengths if self._compares() else None)
 
         def late(answer: Asked) -> None:
             if request.revised(self._learn_of(watched, answer)):
                 self.counts.late_used += 1
 
-        known = self._ask(watched, prompt, told, late, self._helpless)
+        plan = rule.policy == "plan"
+        sparing, by_length = self.sparing, rule.order in BY_LENGTH
+        spared = sparing.held(job.model, by_length=by_length) if plan else sparing.helpless(job.model)
+        known = self._ask(watched, prompt, told, late, spared)
         if known is not None:
             return self._learn_of(watched, known)
         return None if watched.asked else job.lengths
+
+    def _watch_fit(self, watched: Watched, answer: Asked, job: Job, rule: ModelSpec, views: Sequence[View]) -> None:
+        """Would the request fit elsewhere, had the encoder said nothing?"""
+        tag = watched.tag
+        rest = {source: guess for source, guess in answer.guesses.items() if source != "encoder"}
+        without = self.tagger.tag(tag.model, tag.route, answer.cues, rest, watched.max_tokens)
+        alike = fits_alike(job, views, rule.margin, tag.estimate, without.estimate)
+        self.sparing.saw(job.model, changed=not alike)
 
     def _join(self, request: Asking, watched: Watched, prompt: Prompt) -> None:
         def told(answer: Asked) -> None:
             request.revised(self._learn_of(watched, answer))
 
-        known = self._ask(watched, prompt, told, told, self._helpless | self._settled)
+        known = self._ask(watched, prompt, told, told, self.sparing.in_line(watched.tag.model))
         if known is not None:
             told(known)
 
@@ -252,16 +261,16 @@ class Tagging:
                 request.revised(capped(watched.tag.estimate, watched.max_tokens))
 
         ends = self._ends(watched, prompt)
-        watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, encoder=encoder)
+        watched.asked = not self.start().ask(ends, prompt.max_tokens, told, told, encoder, watched.tag.model)
 
-    def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell, spared: set[str]) -> Asked | None:
-        """What is remembered of such a question; else it is put, and `watched.asked` says so. `spared`: models for which the
-        encoder is mostly not asked."""
-        ends = self._ends(watched, prompt)
-        key = hash((ends.head, ends.tail, ends.size, prompt.max_tokens))
-        known = self._cache.get(key)
+    def _ask(self, watched: Watched, prompt: Prompt, told: Tell, late: Tell, spared: bool) -> Asked | None:
+        """What is remembered of such a question; else it is put, and `watched.asked` says so. `spared`: the encoder is
+        mostly not asked."""
+        ends, link = self._ends(watched, prompt), self.start()
+        model = watched.tag.model
+        key = key_of(ends, prompt.max_tokens, model, reads_model=link.reads_model)
+        known = self.memory.find(key, whole=self._settings.skip and not spared)
         if known is not None:
-            self._cache.move_to_end(key)
             self.counts.cache_hits += 1
             return known
 
@@ -269,36 +278,23 @@ class Tagging:
             if answer.cause:
                 self.counts.misses[answer.cause] += 1
             else:
-                self._remember(key, answer)
+                self.memory.keep(key, answer, whole=encoder)
                 self.counts.answers.observe(answer.took_s)
             told(answer)
 
-        encoder = not self._settings.skip or self._encodes(watched.tag.model, spared)
-        cause = self.start().ask(ends, prompt.max_tokens, then, late, encoder=encoder)
+        encoder = not self._settings.skip or self.sparing.asks(spared)
+        self.counts.without_encoder += not encoder
+        cause = link.ask(ends, prompt.max_tokens, then, late, encoder, model)
         watched.asked = not cause
         if cause:
             self.counts.misses[cause] += 1
         return None
-
-    def _encodes(self, model: str, spared: set[str]) -> bool:
-        """Whether the encoder is worth its time for a model: it helps there, or may yet, or is looked at again."""
-        self._asked += 1
-        if model not in spared or self._asked % ANYWAY == 0:
-            return True
-        self.counts.without_encoder += 1
-        return False
 
     def _ends(self, watched: Watched, prompt: Prompt) -> Ends:
         ends = ends_of(prompt.body, prompt.parts)
         if self.log is not None and self._settings.log_text:
             watched.ends = ends
         return ends
-
-    def _remember(self, key: int, answer: Asked) -> None:
-        if self._settings.cache_entries:
-            self._cache[key] = answer
-            if len(self._cache) > self._settings.cache_entries:
-                self._cache.popitem(last=False)
 
     def _learn_of(self, watched: Watched, answer: Asked) -> LengthEstimate:
         """The length that is used from now on."""

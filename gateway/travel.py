@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import orjson
 
-from backends.priorities import ORDERED, priority_line
+from backends.priorities import ORDERED, priority_line, priority_members, priority_number
 from gateway.config import Slo, Travels
 from gateway.relay.splice import BodyError, Edit, Piece, edited, member_edit, scan
 from gateway.slo import NEVER, Promise
 from predictor.places import UNPROMISED_S
 
-SESSION_ROUTES = frozenset(("chat", "completions", "responses"))
+BODY_ROUTES = frozenset(("chat", "completions", "responses"))  # whose bodies have SGLang's own members
+RECALLED_ROUTES = frozenset(("chat", "completions"))
+_NONE: frozenset[str] = frozenset()
 SESSION_MEMBERS = frozenset(("session_id", "session_params"))
 MERGED_BYTES_MAX = 262_144  # a body whose own vllm_xargs have to be found is scanned at once: only up to this
 
@@ -43,15 +45,25 @@ def wanted(rule: Travels, scheduling: str, understood: tuple[str, ...]) -> bool:
     return rule == "always" or (rule == "auto" and scheduling in understood)
 
 
-def header_lines(slo: Slo, engine: str, scheduling: str, luggage: Luggage) -> bytes:
-    """Header lines for the engine's queue; empty where it has no use for them."""
+def queue_number(slo: Slo, engine: str, scheduling: str, luggage: Luggage) -> int | None:
+    """The request's number in the engine's queue; None where that has no use for one."""
     if not wanted(slo.engine_priority, scheduling, ORDERED):
-        return b""
+        return None
     left_s = luggage.left_s
     if left_s == NEVER:
         left_s = UNPROMISED_S - (luggage.now_unix_ms - luggage.arrival_unix_ms) / 1e3
     start_unix_ms = luggage.now_unix_ms + int((left_s - luggage.service_s) * 1e3)
-    return priority_line(engine, scheduling, start_unix_ms, luggage.tier)
+    return priority_number(engine, scheduling, start_unix_ms, luggage.tier)
+
+
+def numbered(
+    engine: str, route: str, number: int | None, client_has_one: bool
+) -> tuple[bytes, dict[str, object], frozenset[str]]:
+    """How that is said: (header lines, members of the body, which of these replace the client's own)."""
+    if number is None:
+        return b"", {}, _NONE
+    members = priority_members(engine, number) if route in BODY_ROUTES else {}
+    return priority_line(engine, number), members, frozenset(members) if client_has_one else _NONE
 
 
 def members(slo: Slo, engine: str, scheduling: str, luggage: Luggage) -> dict[str, dict[str, object]]:
@@ -89,14 +101,20 @@ def xargs(luggage: Luggage) -> dict[str, object]:
 def session(engine_names: bool, route: str, client_has: frozenset[str], request_id: str) -> dict[str, object]:
     """The member by which an engine that names sessions of bodies with its KV events tells this request's: its id, where the
     client has no session of its own."""
-    if not engine_names or route not in SESSION_ROUTES or not client_has.isdisjoint(SESSION_MEMBERS):
+    if not engine_names or route not in BODY_ROUTES or not client_has.isdisjoint(SESSION_MEMBERS):
         return {}
     return {"session_id": request_id}
 
 
+def recallable(member: str, route: str, answers: int, client_has: frozenset[str]) -> bool:
+    """Whether an engine that reads a request's id in that member of its body (Identity.recall) is to be given one: of several
+    answers it makes ids of its own, and a client's own id stays."""
+    return member != "" and route in RECALLED_ROUTES and answers == 1 and member not in client_has
+
+
 def packed(pieces: tuple[Piece, ...], added: Mapping[str, object], client_has: frozenset[str]) -> tuple[Piece, ...]:
-    """The body with these members. One that the client has as well is merged (its own entries win), if the body is not
-    too large to look for it; else it goes without ours."""
+    """The body with these members. One that the client has as well is merged if it has entries (its own win), else replaced, if
+    the body is not too large to look for it; else it goes without ours."""
     clashing = {name: value for name, value in added.items() if name in client_has}
     new = {name: value for name, value in added.items() if name not in client_has}
     if clashing and sum(len(piece) for piece in pieces) <= MERGED_BYTES_MAX:
@@ -115,9 +133,13 @@ def _merged(body: bytes, added: dict[str, object]) -> bytes:
         return body
     edits: list[Edit] = []
     for name, value in added.items():
-        assert isinstance(value, dict)
         span = spans.get(name)
-        own = orjson.loads(body[span[0] : span[1]]) if span else None
-        if span and (own is None or isinstance(own, dict)):
-            edits.append((*span, orjson.dumps({**value, **(own or {})})))
+        if span is None:
+            continue
+        if isinstance(value, dict):
+            own = orjson.loads(body[span[0] : span[1]])
+            if own is not None and not isinstance(own, dict):
+                continue
+            value = {**value, **(own or {})}
+        edits.append((*span, orjson.dumps(value)))
     return b"".join(edited(body, edits)) if edits else body

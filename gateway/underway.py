@@ -42,6 +42,15 @@ class Underway:
                 return True
         return False
 
+    def sent_s(self) -> dict[str, list[float]]:
+        """When those that are not over were sent, by backend."""
+        found: dict[str, list[float]] = {}
+        for placement in self._placements.values():
+            account = placement.account
+            if account.dispatched_s >= 0:
+                found.setdefault(account.backend, []).append(account.dispatched_s)
+        return found
+
     def find(self, name: str, owner: str) -> dict[str, object] | None:
         """What is known of a request that this key sent and that is not over."""
         placement = self._placements.get(name)

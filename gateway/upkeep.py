@@ -11,15 +11,17 @@ from functools import partial
 
 from backends.base import Adapter, Identity, ProbeFailedError
 from backends.control_http import BackendControl, ControlSession
-from backends.registry import adapter_for
+from backends.registry import ADAPTERS, adapter_for
 from gateway.config import BackendSpec
 from gateway.endless import endless
 from gateway.kvfeeds import KvFeeds
+from gateway.recalls import Recalls
 from gateway.relay.pool import any_address
 from gateway.replica import Replica
 from gateway.server import DataPlane
 
 IDENTIFY_EVERY = 10
+FOLLOW_S = 10.0
 REPORT_S = 5.0  # an engine's /metrics cost it about 5 ms
 HOUSEKEEPING_S = 0.1
 
@@ -36,6 +38,8 @@ class Upkeep:
         self._housekeeper: asyncio.Task[None] | None = None
         self._removals: dict[str, Callable[[], None]] = {}
         self._each_round: Callable[[float], None] | None = None
+        self._recalls = Recalls(plane, self._recall)
+        plane.recall = self._recalls.unwanted
         self._unlisted: dict[str, tuple[str, ...]] = {}  # by backend: models that it is to serve and does not list
 
     def start(self) -> None:
@@ -50,8 +54,17 @@ class Upkeep:
         replica = self._plane.fleet.get(name)
         if replica is not None:
             self.feeds.watch(replica)
+            self._tell_of_twins(replica)
         probing = endless(partial(self._watch, name), "probing")
         self._watchers[name] = asyncio.create_task(probing, name=f"probe-{name}")
+
+    def _tell_of_twins(self, replica: Replica) -> None:
+        """Two names for one server are a slip, mostly: each is believed to have all of it."""
+        url, models = replica.spec.url, set(replica.spec.models)
+        for name in self._watchers:
+            other = self._plane.fleet.get(name)
+            if other is not None and other.spec.url == url and not (models and models.isdisjoint(other.spec.models or models)):
+                self._plane.logs.event("warning", "one server under two names", names=(name, replica.name), url=url)
 
     def unwatch(self, name: str) -> None:
         """Stop probing it."""
@@ -88,15 +101,22 @@ class Upkeep:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._recalls.close()
         await self.feeds.close()
         await self._free.close()
         await self._guarded.close()
+
+    async def _recall(self, backend: str, engine_id: str) -> None:
+        replica = self._plane.fleet.get(backend)
+        if replica is not None and replica.identity.recall:
+            http = self.control(replica.spec, self._plane.config.health.timeout_s)
+            await ADAPTERS[replica.identity.engine].recall(http, engine_id)
 
     # -- probing
 
     async def _watch(self, name: str) -> None:
         rounds = 0
-        reported_s = float("-inf")
+        reported_s = followed_s = float("-inf")
         adapter: Adapter | None = None
         while True:
             replica = self._plane.fleet.get(name)
@@ -106,18 +126,26 @@ class Upkeep:
             if replica.state in ("asleep", "swapping"):
                 await asyncio.sleep(health.interval_s)  # who moves it looks after it
                 continue
+            if self._plane.now() - followed_s >= FOLLOW_S:
+                followed_s = self._plane.now()
+                await self._plane.pools.of(name).follow(health.timeout_s)
             http = self.control(replica.spec, health.timeout_s)
             try:
                 if adapter is None or rounds % IDENTIFY_EVERY == 0:
                     adapter = await adapter_for(replica.spec.engine, http)
                     found = await adapter.identify(http)
+                    if found.instance == self._plane.mark.decode():
+                        raise ProbeFailedError("it is this gateway itself")
                     identity = self._named(replica, found.completed(replica.identity) if rounds else found)
                 else:
                     await adapter.check(http)
                     identity = replica.identity
                 if replica.wedged:
                     await self._try_revival(replica, adapter)
+                elif self._plane.fleet.doubted(replica):
+                    await self._settle_doubt(replica, adapter)
                 self._plane.fleet.probed(replica, identity, self._plane.now())
+                self._plane.pools.of(name).marked(self._plane.mark if identity.instance else b"")
                 rounds += 1
                 if self._plane.now() - reported_s >= REPORT_S:
                     reported_s = self._plane.now()
@@ -150,10 +178,24 @@ class Upkeep:
 
     async def _try_revival(self, replica: Replica, adapter: Adapter) -> None:
         """Health is fine but requests got nothing: only a token proves that it works again."""
-        model = replica.models[0] if replica.models else ""
-        http = self.control(replica.spec, max(1.0, self._plane.config.health.timeout_s))
-        if await adapter.generates(http, model):
+        if await self._generates(replica, adapter):
             self._plane.fleet.revived(replica, self._plane.now())
+
+    async def _settle_doubt(self, replica: Replica, adapter: Adapter) -> None:
+        """Health is fine, but one request fails there again and again: a token tells that the request is the cause, and 5xx
+        that it is not. A busy engine gives neither in time: that says nothing."""
+        try:
+            works = await self._generates(replica, adapter)
+        except ProbeFailedError:
+            return
+        if works:
+            self._plane.fleet.proven(replica)
+        elif self._plane.fleet.doubted(replica):  # still: nobody was answered meanwhile
+            self._plane.fleet.unproven(replica)
+
+    async def _generates(self, replica: Replica, adapter: Adapter) -> bool:
+        model = replica.models[0] if replica.models else ""
+        return await adapter.generates(self.control(replica.spec, max(1.0, self._plane.config.health.timeout_s)), model)
 
     # -- housekeeping
 

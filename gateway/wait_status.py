@@ -7,7 +7,6 @@ on as it is; anything else (a refusal, an engine's error) becomes one error even
 clients are not told.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import orjson
@@ -39,27 +38,27 @@ def begin(plane: "DataPlane", client: "ClientConnection", intake: "Intake", acco
 
 
 class WaitStatus:
-    """Stands before the connection's own `write` until the answer begins."""
+    """Has the connection's next write diverted to itself, and writes aside until then."""
+
+    _over = False
 
     def __init__(self, plane: "DataPlane", client: "ClientConnection", account: Account, face: Face) -> None:
         self._plane = plane
         self._client = client
         self._account = account
         self._face = face
-        self._write: Callable[[bytes], None] = client.write
-        self._hook: Callable[[bytes], None] = self._first_write
 
     def begin(self, *, keep_alive: bool) -> None:
         """The head, and the first event."""
         lines = b"x-request-id: %b\r\n" % self._account.request_id.encode()
         framing = b"transfer-encoding: chunked\r\n" + connection_line(keep_alive, old_client=False)
-        self._write(b"%b%b%b\r\n" % (_HEAD, lines, framing))
-        self._client.write = self._hook
+        self._client.write(b"%b%b%b\r\n" % (_HEAD, lines, framing))
+        self._client.divert(self._first_write)
         self._tell()
 
     def _tell(self) -> None:
-        if self._client.write is not self._hook or self._account.dispatched_s >= 0:
-            return  # answered, gone, or on its way
+        if self._over or self._account.dispatched_s >= 0 or self._account.finished_s:
+            return  # answered, on its way, or gone
         plane, account, now_s = self._plane, self._account, self._plane.now()
         waiting = plane.line.waiting(account.model) + plane.desks.waiting_for(account.model)
         status: dict[str, object] = {
@@ -74,19 +73,20 @@ class WaitStatus:
             status["budget_left_ms"] = int((account.deadline_s - now_s) * 1e3)
         if plane.lodging.on and (start_s := plane.lodging.expected_s(account.model, now_s)):
             status["expected_start_ms"] = int(start_s * 1e3)  # its model lies on no device
-        self._write(chunk(b"event: leeway.status\ndata: %b\n\n" % orjson.dumps(status)))
+        self._client.aside(chunk(b"event: leeway.status\ndata: %b\n\n" % orjson.dumps(status)))
         plane.loop.call_later(TELL_S, self._tell)
 
     def _first_write(self, data: bytes) -> None:
         """The answer begins: its head is out already, in our words."""
-        self._client.write = self._write
+        self._over = True
+        self._client.undivert()
         at = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
         head, rest = data[:at].lower(), data[at:]
         if at >= 4 and head.startswith(b"http/1.1 200") and b"\r\ncontent-type: text/event-stream" in head:
             if rest:
-                self._write(rest)
+                self._client.write(rest)
             return
-        self._write(chunk(self._as_event(head, rest)) + LAST_CHUNK)
+        self._client.write(chunk(self._as_event(head, rest)) + LAST_CHUNK)
         if b"\r\ncontent-length: %d\r\n" % len(rest) not in head:
             self._client.abort()  # more of it comes, and there is no place for it
 

@@ -9,13 +9,12 @@ by least squares on relative errors in which old steps fade (recursive least squ
 alike. Outliers are clipped before they count, and the two numbers are kept within bounds.
 """
 
-from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from predictor.profile import StepProfile
 from predictor.sighting import Sighting
+from predictor.spread import Spread
 
 FADE = 0.995  # weight of the past at each step: a memory of 200 steps
 PRIOR_STEPS = 4.0
@@ -23,35 +22,6 @@ FACTOR_MIN, FACTOR_MAX = 0.1, 10.0
 OUTLIER = 4.0  # a step so many times as long or as short as foretold counts as just that
 CHANGE_MIN = 0.01  # relative change of either number that makes a new profile
 KNEES = (0, 16, 32, 64, 96, 128, 160, 192, 256)
-
-
-class Spread:
-    """The factor below which nine in ten of the last observed values stayed, relative to their predictions."""
-
-    def __init__(self, window: int = 200) -> None:
-        self._last: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._window = window
-
-    def saw(self, predicted: float, actual: float) -> None:
-        """One prediction and what came; values that are not above 0 say nothing."""
-        if not (predicted > 0 and actual > 0):
-            return
-        ratio = actual / predicted
-        self._last.append(ratio)
-        insort(self._sorted, ratio)
-        if len(self._last) > self._window:
-            self._sorted.remove(self._last.popleft())
-
-    @property
-    def q90(self) -> float:
-        """At least 1; 1 before anything was seen."""
-        return max(1.0, self._sorted[len(self._sorted) * 9 // 10]) if self._sorted else 1.0
-
-    @property
-    def median(self) -> float:
-        """1 before anything was seen."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 1.0
 
 
 class StepCorrection:
@@ -75,6 +45,11 @@ class StepCorrection:
     def spread(self) -> float:
         """The factor below which nine in ten steps stayed."""
         return self._spread.q90
+
+    @property
+    def least(self) -> float:
+        """... above which they did."""
+        return self._spread.q10
 
     def saw(self, sighting: Sighting) -> bool:
         """Take in a published state's word on a past step; whether the profile has changed with it."""

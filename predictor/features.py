@@ -18,6 +18,7 @@ HEAD_CHARS = 256  # of the beginning, for its words
 TAIL_CHARS = 352  # of the end, for its words
 WORDS_MAX = 96
 REPLY_WORDS = 12
+REPLY_CHARS = 128  # of the last reply's end, for what it was like
 LEVEL = 4.2
 LEVEL_MIN = 1.5
 CHARS_PER_TOKEN_LOG = math.log(4.0)
@@ -138,7 +139,7 @@ def _behind(words: list[bytes], at: int) -> bytes:
 
 
 def _history(view: PromptView) -> tuple[float, ...]:
-    replies, tail = view.replies, view.reply_tail.rstrip()
+    replies, tail = view.replies, view.reply_tail[-REPLY_CHARS:].rstrip()
     return (
         math.log1p(replies[-1]) if replies else -1.0,
         math.log1p(sum(replies) / len(replies)) if replies else -1.0,

@@ -19,13 +19,13 @@ GROWTH_ERROR = 0.25  # relative standard error of how much the blocks in use wil
 class Forecast:
     """One engine's future. Not re-entrant: one object for each replica.
 
-    `spread` goes into every estimate: whoever observes outcomes sets it.
+    `spread`, `least` and `most` go into every estimate: whoever observes outcomes sets them.
     """
 
     def __init__(self, profile: StepProfile, limits: EngineLimits) -> None:
         self.profile = profile
         self.limits = limits
-        self.spread = 1.0
+        self.spread = self.least = self.most = 1.0
         self._kernel = _kernel(profile, limits)
         self._snapshot: Snapshot | None = None
         self._exact = False
@@ -118,6 +118,8 @@ class Forecast:
             kv_peak_blocks=outcome.peak_blocks,
             harm_s=harm_s,
             spread=self.spread,
+            least=self.least,
+            most=self.most,
         )
 
     def _outcome(self, snapshot: Snapshot, target: Resident | None, *, drain: bool, place: int = -1) -> Outcome:

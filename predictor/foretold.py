@@ -2,14 +2,14 @@
 
 An engine knows the limit of an answer, not its length: without this, a request counts with all it might generate as soon
 as the engine shows it. Lengths come with reservations; one is kept until its request has been seen and is gone, and the
-oldest is dropped beyond a bound.
+oldest is dropped beyond a bound. Of an answer under way what remains is its median on condition that it got so far (rest).
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from predictor.request import LengthEstimate
-from predictor.seats import REPAIR_TOKENS
+from predictor.rest import Rest
 from predictor.snapshot import Resident, Snapshot
 
 KEPT_MAX = 8192
@@ -19,7 +19,7 @@ class Foretold:
     """By request id."""
 
     def __init__(self) -> None:
-        self._lengths: dict[str, LengthEstimate] = {}
+        self._lengths: dict[str, Rest] = {}
         self._seen: set[str] = set()
 
     def __len__(self) -> int:
@@ -31,13 +31,13 @@ class Foretold:
             oldest = next(iter(self._lengths))
             del self._lengths[oldest]
             self._seen.discard(oldest)
-        self._lengths[name] = lengths
+        self._lengths[name] = Rest(lengths)
 
     def correct(self, name: str, lengths: LengthEstimate) -> bool:
         """It turned out to have other lengths. False for one that nobody foretold, or that is gone."""
         known = name in self._lengths
         if known:
-            self._lengths[name] = lengths
+            self._lengths[name] = Rest(lengths)
         return known
 
     def saw(self, present: Iterable[str]) -> None:
@@ -60,18 +60,10 @@ class Foretold:
         return replace(snapshot, running=tuple(running), waiting=tuple(waiting))
 
     def _one(self, one: Resident) -> Resident:
-        lengths = self._lengths.get(one.id)
-        if lengths is None:
+        rest = self._lengths.get(one.id)
+        if rest is None:
             return one
-        output_tokens = _total(lengths, one.generated_tokens)
+        output_tokens = one.generated_tokens + rest.tokens(one.generated_tokens)
         if output_tokens >= one.output_tokens:
             return one
         return Resident(one.id, one.prompt_tokens, one.computed_tokens, one.generated_tokens, output_tokens, one.shared_blocks)
-
-
-def _total(lengths: LengthEstimate, generated: int) -> int:
-    """The median, of one that is past it the upper quantile, and beyond that a little more than there is: coarser than
-    lengths.remaining, which would cost a probe half a millisecond for a full batch."""
-    if generated < lengths.q50:
-        return lengths.q50
-    return lengths.q90 if generated < lengths.q90 else generated + REPAIR_TOKENS

@@ -1,6 +1,7 @@
 """Words, pairs of words and pieces of words of a prompt, as numbers: what trees weigh that know text. Pure.
 
-Of both ends of the user's last text, of how the prompt opens, and of how the last reply ended; each marked by where it stood.
+Of both ends of the user's last text, of how the prompt opens, how the last reply ended and how the user began; each marked by
+where it stood.
 What is looked at has a bound, so a prompt of 100 KB costs as much as one of 2 KB. A number is shared by several words and
 is kept nowhere; where no trees ask for it, none of this is run.
 """
@@ -16,11 +17,13 @@ TEXT_BUCKETS = 1 << 17
 GAP_BUCKETS = 1 << 16
 PIECE_BUCKETS = 1 << 16
 SAID_BUCKETS = 1 << 15
-GRAM_BUCKETS = TEXT_BUCKETS + GAP_BUCKETS + PIECE_BUCKETS + SAID_BUCKETS
+PAST_BUCKETS = 1 << 15
+GRAM_BUCKETS = TEXT_BUCKETS + GAP_BUCKETS + PIECE_BUCKETS + SAID_BUCKETS + PAST_BUCKETS
 HEAD_CHARS = 512
 TAIL_CHARS = 512
 HEAD_WORDS = 96
 TAIL_WORDS = 160
+LAST_CHARS = 128  # of the last reply, beside how the prompt opens
 PIECE_CHARS = 4
 PIECED_CHARS = 16  # of a word
 _PAIR = 0x9E3779B9  # sets a pair of words apart from one word that is spelt like both together
@@ -28,6 +31,7 @@ _GAP = 0x7F4A7C15  # ... and one with a word between
 _GAPS = TEXT_BUCKETS  # where the numbers of each part begin
 _PIECES = _GAPS + GAP_BUCKETS
 _SAID = _PIECES + PIECE_BUCKETS
+_PAST = _SAID + SAID_BUCKETS
 
 
 class Grams(NamedTuple):
@@ -37,6 +41,7 @@ class Grams(NamedTuple):
     gaps: tuple[int, ...] = ()  # pairs with a word between
     pieces: tuple[int, ...] = ()  # of words
     said: tuple[int, ...] = ()  # how the prompt opens, and how the last reply ended
+    past: tuple[int, ...] = ()  # of a conversation: how the user began, more of the last reply, the tools it called
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,17 @@ class Spoken:
     tail: str
     opening: str
     reply: str
+    first: str = ""  # logs that are older have none, ...
+    calls: str = ""  # ... nor this
 
 
 def spoken_of(view: PromptView) -> Spoken:
     """Of a prompt."""
     text = view.head + view.tail
+    opening, reply, first = _clean(view.opening), _clean(view.reply_tail), _clean(view.first)
     if len(text) <= HEAD_CHARS + TAIL_CHARS and view.text_chars <= len(text):
-        return Spoken(_clean(text), "", _clean(view.opening), _clean(view.reply_tail))
-    return Spoken(_clean(text[:HEAD_CHARS]), _clean(text[-TAIL_CHARS:]), _clean(view.opening), _clean(view.reply_tail))
+        return Spoken(_clean(text), "", opening, reply, first, _clean(view.calls))
+    return Spoken(_clean(text[:HEAD_CHARS]), _clean(text[-TAIL_CHARS:]), opening, reply, first, _clean(view.calls))
 
 
 def grams_of(spoken: Spoken) -> Grams:
@@ -62,12 +70,14 @@ def grams_of(spoken: Spoken) -> Grams:
     words = _words(f"{spoken.head}\n{spoken.tail}")
     ones = [crc32(word) for word in words]
     pairs, gaps = _after(words[1:], ones, _PAIR), _after(words[2:], ones, _GAP)
-    said = _hashes(spoken.opening, 1) + _hashes(spoken.reply, 2)
+    said = _hashes(spoken.opening, 1) + _hashes(spoken.reply[-LAST_CHARS:], 2)
+    past = _hashes(spoken.first, 3) + _hashes(spoken.reply, 4) + _hashes(spoken.calls, 5)
     return Grams(
         tuple({number % TEXT_BUCKETS for number in ones + pairs}),
         tuple({_GAPS + number % GAP_BUCKETS for number in gaps}),
         tuple({_PIECES + crc32(piece) % PIECE_BUCKETS for piece in _pieces(words)}),
         tuple({_SAID + number % SAID_BUCKETS for number in said}),
+        tuple({_PAST + number % PAST_BUCKETS for number in past}),
     )
 
 

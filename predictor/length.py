@@ -1,10 +1,10 @@
 """The length tagger: how long each answer may be, learnt from the answers that ended. Pure.
 
-`tag` says it before dispatch, `observe` learns from the end. Layers: running quantiles (by route, shrunk to the model and
-to all); trained guesses (trees, encoder), each with a running offset for the model and route; a regression over the
-features that learns online, with and without the words. They are weighted per model by their discounted errors, running
-quantiles being the measure of all; one that does not help is off, goes on being watched, and `report` says so. Spreads
-are corrected until they cover what they promise (predictor.coverage).
+`tag` says it before dispatch, `observe` learns from the end, `remaining` what is left of one under way. Layers: running
+quantiles (by route, shrunk to the model and to all); trained guesses (trees, encoder), each with a running offset for the
+model and route; a regression over the features that learns online, with and without the words. They are weighted per model
+by their discounted errors, running quantiles being the measure of all; one that does not help is off, goes on being watched,
+and `report` says so. Spreads are corrected until they cover what they promise (predictor.coverage).
 """
 
 import math
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from predictor.features import Cues
 from predictor.kept import Kept, KeptError, State
 from predictor.layers import LAYERS, Guess, LayerReport, Learner, Mixed, Offsets, Triple, usable
-from predictor.lengths import RunningQuantiles, capped
+from predictor.lengths import RunningQuantiles, capped, remaining
 from predictor.request import LengthEstimate
 
-__all__ = ["Guess", "LayerReport", "LengthTagger", "Report", "Tag"]
+__all__ = ["Guess", "LayerReport", "LengthTagger", "Report", "Tag", "remaining"]
 
 LEARNERS_MAX = 48  # models that have one, 0.3 MB each
 TOKENS_MAX = 1_000_000

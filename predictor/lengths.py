@@ -2,18 +2,17 @@
 
 Quantiles are of the survival curve of the answers seen (Kaplan and Meier, on bins of a fixed ratio): one that was cut
 off (by `max_tokens`, a client that left) only tells that the whole would have been longer. Old answers fade.
-Under way, the length is taken as log-normal through the quantiles, given that it exceeds what has been generated.
+Under way, the length is taken as log-normal through the quantiles, given that it exceeds what has been generated (rest).
 The paper's rule of adding ten to an estimate that proved too short is kept as `repaired`.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from statistics import NormalDist
 
 from predictor.kept import Kept, State
 from predictor.request import LengthEstimate
-from predictor.snapshot import REPAIR_TOKENS
+from predictor.rest import REPAIR_TOKENS, Rest
 
 RATIO = 2.0**0.25  # from one bin's lower edge to the next: 19 %, finer than lengths can be foretold
 BINS = 72  # up to 2^18 tokens
@@ -22,9 +21,7 @@ ANSWERS_MIN = 8  # answers seen to the end before a key's own quantiles are used
 SHRINKAGE = 4.0  # answers that what is known of a wider circle counts for
 EVERYTHING = ("\0", "\0")  # the key of all models together
 UNKNOWN = LengthEstimate(20, 250, 1000, "default")  # chat, before anything has been seen
-Q90_SIGMAS = NormalDist().inv_cdf(0.9)
 CURVES_AT_ONCE = 16
-_NORMAL = NormalDist()
 
 
 def capped(estimate: LengthEstimate, max_tokens: int) -> LengthEstimate:
@@ -39,20 +36,8 @@ def remaining(estimate: LengthEstimate, generated: int) -> LengthEstimate:
     """Quantiles of the tokens still to come, given that the answer is not complete after so many; at least 1 each."""
     if generated < 1:
         return estimate
-    sigma = math.log(estimate.q90 / estimate.q10) / (2 * Q90_SIGMAS)
-    if sigma < 1e-6:
-        return repaired(estimate, generated)
-    mu = math.log(estimate.q50)
-    reached = (math.log(generated) - mu) / sigma
-    alive = 0.5 * math.erfc(reached / math.sqrt(2.0))
-    rest = []
-    for p in (0.1, 0.5, 0.9):
-        if alive > 1e-9:
-            whole = math.exp(mu + sigma * _quantile(1.0 - (1.0 - p) * alive))
-        else:  # far beyond: the tail falls like an exponential of this mean
-            whole = generated * (1.0 - math.log(1.0 - p) * sigma / reached)
-        rest.append(max(1, round(whole - generated)))
-    return _estimate(rest, estimate.source)
+    rest = Rest(estimate)
+    return _estimate([rest.share(generated, p) for p in (0.1, 0.5, 0.9)], estimate.source)
 
 
 def repaired(estimate: LengthEstimate, generated: int) -> LengthEstimate:
@@ -64,10 +49,6 @@ def repaired(estimate: LengthEstimate, generated: int) -> LengthEstimate:
 def _estimate(tokens: list[int], source: str) -> LengthEstimate:
     q10, q50, q90 = sorted(tokens)
     return LengthEstimate(q10, q50, q90, source)
-
-
-def _quantile(p: float) -> float:
-    return _NORMAL.inv_cdf(min(max(p, 1e-12), 1.0 - 1e-12))
 
 
 class _Curve:

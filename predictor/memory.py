@@ -8,6 +8,8 @@ every replica and each of the first who wait.
 from collections.abc import Mapping
 
 from predictor.peak import PeakCurve
+from predictor.request import LengthEstimate
+from predictor.rest import Rest
 from predictor.seats import Demand, Seat
 
 CURVE_S = 0.5  # how old the peak may be, which moves by surprises only
@@ -38,14 +40,14 @@ class Memory:
     def joined(self, seat: Seat) -> None:
         """A request came."""
         self._curve = None
-        self.final_tokens += seat.prompt_tokens + seat.expected
+        self.final_tokens += seat.prompt_tokens + seat.rest.median
         for block in seat.prefix:
             self._pins[block] = self._pins.get(block, 0) + 1
 
-    def revised(self, seat: Seat, expected: int) -> None:
-        """Its answer is expected to be of so many tokens now."""
+    def revised(self, seat: Seat, lengths: LengthEstimate) -> None:
+        """Its answer is expected to be so long now."""
         before = seat.left()
-        seat.expected, self._curve = expected, None
+        seat.rest, self._curve = Rest(lengths), None
         self.final_tokens += seat.left() - before
 
     def left(self, seat: Seat) -> None:

@@ -7,6 +7,7 @@ engine's clock cannot be seen, `stepclock` reckons it, and `pace` learns how muc
 from collections.abc import Collection
 
 from predictor.memory import Memory
+from predictor.ordered import joins
 from predictor.pace import Pace
 from predictor.peak import PeakCurve
 from predictor.picture import picture
@@ -14,7 +15,7 @@ from predictor.prefill import StepCosts, step_costs
 from predictor.prefix import PrefixIndex
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import LengthEstimate
-from predictor.seats import REPAIR_TOKENS, Demand, Mark, Progress, Seat, Sent, Sight
+from predictor.seats import Demand, Mark, Progress, Seat, Sent, Sight
 from predictor.snapshot import Snapshot
 from predictor.step_budget import StepBudget
 from predictor.stepclock import StepClock
@@ -69,8 +70,8 @@ class Mirror:
         self._filled_s = 0.0
         self._seats: dict[str, Seat] = {}
         self.memory = Memory(self._seats)
-        self._filling: list[Seat] = []  # no first token yet, in the order of dispatch
-        self._clock = StepClock(self.costs, limits.max_num_batched_tokens, self._filling)
+        self.filling: list[Seat] = []  # no first token yet, in the order of computing
+        self._clock = StepClock(self.costs, limits.max_num_batched_tokens, self.filling)
         self._refreshed_s = -NEVER
         self._running = 0  # sequences that decode
         self._running_tokens = 0  # ... and their context, as last refreshed
@@ -78,22 +79,22 @@ class Mirror:
         self._idle()
 
     def __repr__(self) -> str:
-        return f"<Mirror {len(self._seats)} there, {len(self._filling)} filling, pending={self.pending_tokens}>"
+        return f"<Mirror {len(self._seats)} there, {len(self.filling)} filling, pending={self.pending_tokens}>"
 
     def __len__(self) -> int:
         return len(self._seats)
 
     # -- events
 
-    def dispatched(self, demand: Sent, hit_tokens: int, now_s: float, progress: Progress | None = None) -> float:
-        """It goes there now. Gives the predicted seconds to its first token."""
+    def dispatched(self, demand: Sent, hit_tokens: int, now_s: float, progress: Progress | None = None, tier: int = 1) -> float:
+        """It goes there now, from that tier of the line. Gives the predicted seconds to its first token."""
         self.look(now_s)
-        seat = Seat(demand, hit_tokens, now_s, progress)
-        wait_s = self.ttft_s(demand.prompt_tokens, seat.computed)
+        seat = Seat(demand, hit_tokens, now_s, progress, tier)
+        behind = joins(self.filling, seat, self.scheduling, self.work_s, now_s)
+        wait_s = self.ttft_s(demand.prompt_tokens, seat.computed, *behind)
         seat.starts_s, seat.due_s = now_s + self.lag_s, now_s + wait_s
         self.heard_s = self.heard_s if self._seats else now_s
         self._seats[seat.id] = seat
-        self._filling.append(seat)
         self.memory.joined(seat)
         if seat.prefix:
             self._touch(seat, demand.block_tokens)
@@ -114,7 +115,7 @@ class Mirror:
         """How long its answer may be was found out after it was sent. False when it is not there."""
         seat = self._seats.get(job_id)
         if seat is not None:
-            self.memory.revised(seat, lengths.q50)
+            self.memory.revised(seat, lengths)
         return seat is not None
 
     def first_token(self, job_id: str, now_s: float) -> None:
@@ -125,11 +126,11 @@ class Mirror:
         self.budget.computed(seat.sent_s, seat.prompt_tokens - seat.hit_tokens)
         if self._learns and seat.progress is not None:
             self._saw_first(seat, now_s)
-        in_turn = self._filling[0] is seat
+        in_turn = self.filling[0] is seat
         self._count_fill(seat)
         if self._sight is None:
             self._clock.heard(now_s, self.decodes, self.kv_tokens)
-            for earlier in self._filling:
+            for earlier in self.filling:
                 earlier.computed = earlier.prompt_tokens
                 if earlier is seat:
                     break
@@ -202,22 +203,23 @@ class Mirror:
             self._clock.advance(now_s, self.decodes, self.kv_tokens)
         self._count(now_s)
 
-    def ttft_s(self, prompt_tokens: int, cached: int) -> float:
-        """Seconds to the first token of a prompt sent now, `cached` of it in the cache; after `look`."""
+    def ttft_s(self, prompt_tokens: int, cached: int, behind: int = 0, behind_pairs: float = 0.0) -> float:
+        """Seconds to the first token of a prompt sent now, `cached` of it in the cache, `behind` of what is pending after it;
+        after `look`."""
         left = prompt_tokens - cached
         own_s = -(-left // self.room) * self.step_s + self.costs.tokens_s(left, left * (cached + 0.5 * left))
-        return self.lag_s + self.backlog_s() + own_s * self.pace
+        return self.lag_s + self.backlog_s(behind, behind_pairs) + own_s * self.pace
 
     def work_s(self, prompt_tokens: int, cached: int) -> float:
         """Seconds to compute a prompt alone."""
         return self.costs.prefill_s(prompt_tokens - cached, cached, 0, 0.0, self.limits.max_num_batched_tokens) * self.pace
 
-    def backlog_s(self) -> float:
-        """Seconds to compute what is pending; after `look`."""
-        pending = self.pending_tokens
+    def backlog_s(self, less: int = 0, less_pairs: float = 0.0) -> float:
+        """Seconds to compute what is pending, less so much of it; after `look`."""
+        pending, pairs = self.pending_tokens - less, max(0.0, self.pending_pairs - less_pairs)
         if pending <= 0:
             return 0.0
-        return (-(-pending // self.room) * self.step_s + self.costs.tokens_s(pending, self.pending_pairs)) * self.pace
+        return (-(-pending // self.room) * self.step_s + self.costs.tokens_s(pending, pairs)) * self.pace
 
     def opens_s(self, now_s: float, ahead_tokens: int) -> float:
         """When no more than `ahead_tokens` will be pending beyond the step then in progress; after `look`. Infinity if a
@@ -275,7 +277,7 @@ class Mirror:
     def _decodes(self, seat: Seat, now_s: float) -> None:
         seat.first_s = now_s
         seat.computed = seat.prompt_tokens
-        self._filling.remove(seat)
+        self.filling.remove(seat)
         self._running += 1
         self._running_tokens += seat.prompt_tokens
 
@@ -289,7 +291,7 @@ class Mirror:
         del self._seats[seat.id]
         self.memory.left(seat)
         if seat.first_s < 0:
-            self._filling.remove(seat)
+            self.filling.remove(seat)
         else:
             self._running -= 1
             self._running_tokens -= min(self._running_tokens, seat.prompt_tokens + seat.generated())
@@ -310,12 +312,12 @@ class Mirror:
                 generated = seat.reckoned = int((now_s - seat.first_s) / (self.step_s * self.pace))
             else:
                 generated = 0
-            final += seat.prompt_tokens + generated + max(REPAIR_TOKENS, seat.expected - generated)
+            final += seat.prompt_tokens + generated + seat.room_after(generated)
             if seat.first_s >= 0:
                 running += seat.prompt_tokens + generated
         self._running_tokens, self._redo_tokens = running, redo
         self.memory.refreshed(final, now_s)
-        if self._learns and not self._filling:
+        if self._learns and not self.filling:
             self._mark(now_s)
 
     def _count(self, now_s: float) -> None:
@@ -323,7 +325,7 @@ class Mirror:
         left_all, pairs, flying = self._redo_tokens, 0.0, 0
         unseen: Seat | None = None
         self.overdue_s = 0.0
-        for seat in self._filling:
+        for seat in self.filling:
             progress = seat.progress
             if progress is not None and progress.computed >= 0:
                 seat.computed = max(seat.computed, progress.computed)

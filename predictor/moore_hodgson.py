@@ -14,21 +14,28 @@ from predictor.waiting import Waiting
 class MooreHodgson:
     """One planning of those in `live`, (deadline, number, who) in this order. Times in seconds: `start_s` is when service
     begins, `capacity` the service handed out per second, `stretch` multiplies costs and work, `hysteresis` is the share
-    of its SLO by which one of tier 2 must be early."""
+    of its SLO by which one of tier 2 must be early; those who are begun go on `begun_s` before `start_s`."""
 
     def __init__(
-        self, live: list[tuple[float, int, Waiting]], start_s: float, capacity: float, stretch: float, hysteresis: float
+        self,
+        live: list[tuple[float, int, Waiting]],
+        start_s: float,
+        capacity: float,
+        stretch: float,
+        hysteresis: float,
+        begun_s: float = 0.0,
     ) -> None:
         self._live = live
         self._start_s = start_s
         self._capacity = capacity
         self._stretch = stretch
         self._hysteresis = hysteresis
+        self._begun_s = begun_s
         self._wanted: list[int] = []
 
     def tiers(self) -> list[int]:
         """The tier of each. The heap is made when the first has to go: with nobody late there is none."""
-        stretch, capacity, wanted = self._stretch, self._capacity, self._wanted
+        stretch, capacity, wanted, begun_s = self._stretch, self._capacity, self._wanted, self._begun_s
         heap: list[tuple[float, int, float]] = []
         heaped = hopeful = False
         begin_s = start_s = self._start_s
@@ -36,6 +43,8 @@ class MooreHodgson:
             cost_s = waiting.cost_s * stretch
             if waiting.tier == 2:
                 limit_s -= self._hysteresis * waiting.slo_s
+            if begun_s and waiting.begun:
+                limit_s += begun_s
             if start_s + cost_s > limit_s:  # not even alone
                 wanted.append(2)
                 hopeful = hopeful or start_s + waiting.mean_s * stretch <= limit_s
@@ -89,6 +98,8 @@ class MooreHodgson:
             left_s = waiting.deadline_s - begins[place]
             if waiting.tier == 2:
                 left_s -= self._hysteresis * waiting.slo_s
+            if waiting.begun:
+                left_s += self._begun_s
             if wanted[place] == 1:
                 slack_s = min(slack_s, left_s - waiting.cost_s * stretch)
                 continue

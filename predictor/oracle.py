@@ -34,6 +34,13 @@ class Pace(Protocol):
     def profile(self) -> StepProfile: ...
     @property
     def spread(self) -> float: ...
+    @property
+    def least(self) -> float: ...
+    @property
+    def error(self) -> float:
+        """Recent mean relative error of foretold steps."""
+        ...
+
     def saw(self, sighting: Sighting) -> bool:
         """Take in a state; whether the profile has changed with it."""
         ...
@@ -42,7 +49,8 @@ class Pace(Protocol):
 class FixedPace:
     """The profile as it was given."""
 
-    spread = 1.0
+    spread = least = 1.0
+    error = 0.0
 
     def __init__(self, profile: StepProfile) -> None:
         self.profile = profile
@@ -77,6 +85,11 @@ class Oracle:
         self.kv = KvView(self._prefixes)
         return self.kv
 
+    @property
+    def step_error(self) -> float:
+        """Recent mean relative error of foretold steps."""
+        return self._pace.error
+
     def __repr__(self) -> str:
         return f"<Oracle {self._forecast!r} {self.outcomes!r} reserved={len(self.reservations)}>"
 
@@ -92,7 +105,8 @@ class Oracle:
         elif changed:
             self._forecast.tune(self._pace.profile)
             self._costs = None
-        self._forecast.spread = max(self._pace.spread, self.outcomes.spread)
+        self._forecast.spread = self._forecast.most = max(self._pace.spread, self.outcomes.spread)
+        self._forecast.least = min(self._pace.least, self.outcomes.least)
         if last is not None and sighting.number < last.number:  # another engine
             self._prefixes.forget()
             self.outcomes.forget()
@@ -101,22 +115,28 @@ class Oracle:
         if self.kv is not None and self._claimed:
             self._follow_prompts(self.kv, sighting)
         if len(self.reservations) or len(self._lengths):
-            present = {resident.id for resident in (*snapshot.running, *snapshot.waiting)} if sighting.lists_requests else set()
+            present = sighting.names()
             self.reservations.seen(present.__contains__, snapshot.taken_s)
             self._lengths.saw(present)
 
     def reserve(self, ask: Ask, now_s: float) -> float:
-        """Count a request that is on its way; the instant at which that ends by itself."""
+        """Count a request that is on its way; the instant at which that ends by itself. One that the engine shows already
+        (the word of it came later than itself, or twice) is not counted again: only its lengths are news."""
+        present = set() if self._sighting is None else self._sighting.names()
+        there = ask.id in present
         if ask.id not in self.reservations:
-            if self._sighting is not None and self._sighting.lists_requests:
+            if not there and self._sighting is not None and self._sighting.lists_requests:
                 self.outcomes.told(ask.id, self._foretold(ask, self._sighting, now_s).estimate.tpot_s, now_s)
             self._hit_tokens[ask.id] = self._hits(ask)
             self._use(ask)
             self._lengths.told(ask.id, ask.lengths)
+            if there:
+                self._lengths.saw(present)
+                self._loaded = (-1, -1)
             if self.kv is not None and ask.prefix:
                 self.kv.sent(ask)
                 self._claimed[ask.id] = 0 if self._sighting is None else self._sighting.number
-        return self.reservations.make(ask, now_s)
+        return now_s if there else self.reservations.make(ask, now_s)
 
     def correct(self, correction: Correction) -> bool:
         """The lengths of a request that was reserved are known better now: while it is on its way and in the engine. False

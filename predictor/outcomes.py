@@ -9,8 +9,8 @@ expect; times to first token need no such correction, since engines serve first 
 import math
 from dataclasses import dataclass
 
-from predictor.calibrate import Spread
 from predictor.snapshot import Snapshot
+from predictor.spread import Spread
 
 FOLLOWED_MAX = 512
 TOKENS_MIN = 6  # between the first state and the last that show a request: fewer say little
@@ -54,6 +54,11 @@ class Outcomes:
     def spread(self) -> float:
         """1 until enough is seen."""
         return self._spread.q90 if self.seen >= SEEN_MIN else 1.0
+
+    @property
+    def least(self) -> float:
+        """The factor above which nine in ten stayed; 1 until enough is seen."""
+        return self._spread.q10 if self.seen >= SEEN_MIN else 1.0
 
     def told(self, name: str, tpot_s: float, now_s: float) -> None:
         """That request was foretold so many seconds per token, without `stretch`."""

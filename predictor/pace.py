@@ -12,6 +12,7 @@ import math
 from collections import deque
 
 from predictor.kept import Kept, State
+from predictor.spread import Spread
 
 WEIGHT = 0.1
 LOG_MAX = 5.0  # 150 times as slow, or as fast
@@ -19,20 +20,22 @@ RUNG_LOG = 0.25
 MEDIAN_OF, OWN_MIN, COMMON_MIN = 25, 11, 3
 FIRST_LESSONS = 3  # so many first tokens show what the profile is worth before predictions are judged
 OFF_MAX = 2.0  # one first token that is off by more (as a logarithm) counts as this
+JUDGED = 50  # first tokens that tell the interval
 SLACK_S = 0.1  # a few steps: 20 ms foretold and 90 seen are no reason to distrust the next prediction
 
 
 class Pace:
     """`value` multiplies all step times; `error` is the mean |log(observed / predicted)| of first tokens,
-    each with SLACK_S added."""
+    each with SLACK_S added; `residuals` are the last ones as they were."""
 
-    __slots__ = ("_firsts", "_least", "_log", "_rung", "_seen", "_windows", "error", "value")
+    __slots__ = ("_firsts", "_least", "_log", "_rung", "_seen", "_windows", "error", "residuals", "value")
 
     def __init__(self, least: int = OWN_MIN) -> None:
         """`least` lessons before anything is believed."""
         self._least = least
         self.value = 1.0
         self.error = 0.0
+        self.residuals = Spread(JUDGED)
         self._log = 0.0
         self._rung = 0
         self._firsts = self._windows = 0
@@ -50,6 +53,7 @@ class Pace:
             off = min(abs(math.log((observed_s + SLACK_S) / (predicted_s + SLACK_S))), OFF_MAX)
             if self._firsts > FIRST_LESSONS:
                 self.error += WEIGHT * (off - self.error)  # from 0 on: a few bad ones condemn nobody
+                self.residuals.saw(predicted_s, observed_s)
 
     def hint(self, predicted_s: float, observed_s: float, applied: float) -> None:
         """For a pace that many engines learn together: a first token's factor, predicted with the factor `applied`."""

@@ -1,4 +1,7 @@
-"""A mirror's picture of an engine: as a snapshot that a what-if can start from, or only its counts. Pure."""
+"""A mirror's picture of an engine: as a snapshot that a what-if can start from, or only its counts. Pure.
+
+Of an answer under way it expects the median on condition that it got so far (rest), not the paper's ten tokens more.
+"""
 
 from collections.abc import Iterable
 
@@ -40,12 +43,13 @@ def counted(seats: Iterable[Seat], limits: EngineLimits, now_s: float) -> ProbeR
             waiting += 1
             waiting_blocks += blocks
         computed = seat.prompt_tokens + generated - 1 if decodes else min(seat.computed, seat.prompt_tokens - 1)
-        queued += max(0, seat.prompt_tokens + seat.expected - computed)
+        queued += max(0, seat.prompt_tokens + generated - computed) + seat.rest.tokens(generated)
     return ProbeReply(Estimate.unknown, running, waiting, max(0, limits.kv_blocks - held), waiting_blocks, queued, 0.0)
 
 
 def _resident(seat: Seat) -> Resident:
     if seat.first_s < 0:
-        return Resident(seat.id, seat.prompt_tokens, min(seat.computed, seat.prompt_tokens - 1), 0, seat.expected)
+        return Resident(seat.id, seat.prompt_tokens, min(seat.computed, seat.prompt_tokens - 1), 0, seat.rest.median)
     generated = max(1, seat.generated())
-    return Resident(seat.id, seat.prompt_tokens, seat.prompt_tokens + generated - 1, generated, seat.expected)
+    total = generated + seat.rest.tokens(generated)
+    return Resident(seat.id, seat.prompt_tokens, seat.prompt_tokens + generated - 1, generated, total)

@@ -5,13 +5,16 @@
 | priority | by a number of the sender's, the smallest first: unix milliseconds of the latest start, TIER_2 more in tier 2 |
 | leeway | by budgets, as predictor.queues decides for those who wait and the one that comes |
 
+Prompts that are begun stand in the same order where the engine hands out each step's tokens in it (`begun`): one that comes
+behind the comer is then taken for one that waits, with what it has computed.
+
 What is known of those who wait comes from the engine itself (backends.record_state) or from the gateway's own picture.
 Who gives its slot to the first one, where that can't wait for another, is foretold as far as the engine says whose budget
 leaves most (backends.cascade); a second one that comes in the same step would find nobody.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -43,7 +46,8 @@ class Queueing:
     `order`, `rho`, `alpha` and `age_s` are the tiered queue's; `step_s` is a step that only decodes, `token_s` a prompt
     token's time, `reference_s` the one that costs are reckoned with, `stretch` their relation as last taken over; `debt`
     is what tier 2 is owed in tokens, `gammas` are guards by class. `makes_way`: urgent requests don't wait for slots, which
-    `gives`, whose budget leaves `spare_s` beyond its own redo, would give up.
+    `gives`, whose budget leaves `spare_s` beyond its own redo, would give up. `begun`: the bids of prompts that are begun, with
+    their places in the snapshot's `running`.
     """
 
     kind: Literal["priority", "leeway"]
@@ -62,6 +66,7 @@ class Queueing:
     gammas: Mapping[str, float] = field(default_factory=dict)
     gives: str = ""
     spare_s: float = 0.0
+    begun: tuple[tuple[int, Bid], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,6 @@ class Places:
         self._everybody = [*snapshot.waiting]
         begin, end = queueing.first, queueing.first + len(queueing.bids)
         self._front, self._rear = [*range(begin)], [*range(end, len(snapshot.waiting))]
-        self._ahead_s = _ahead_s(queueing, snapshot)
         self._rows: list[tuple[int, int]] = []  # number, who: by priority
         self._queue = TieredQueue(queueing.order, queueing.rho, queueing.alpha, queueing.age_s)
         for who, bid in enumerate(queueing.bids, begin):
@@ -100,6 +104,16 @@ class Places:
             else:
                 alone_s = self._alone_s(self._everybody[who], bid.cost_s)
                 self._add(who, bid.arrival_s, bid.deadline_s, bid.cost_s, alone_s)
+        self._begun: dict[int, Resident] = {}
+        for at, bid in queueing.begun:
+            resident = snapshot.running[at]
+            if resident.generated_tokens:
+                continue
+            self._everybody.append(resident)
+            who = len(self._everybody) - 1
+            self._begun[who] = resident
+            self._add(who, bid.arrival_s, bid.deadline_s, bid.cost_s, self._alone_s(resident, bid.cost_s), begun=True)
+        self._ahead_s, self._begun_s = _ahead_s(queueing, snapshot, self._begun.values())
 
     def join(self, comer: Comer) -> None:
         """One more waits from now on."""
@@ -124,7 +138,7 @@ class Places:
         self._everybody.pop()
         at = order.index(me)
         order.pop(at)
-        if at == len(self._front) + len(self._rows) + len(self._queue):
+        if at == len(order) - len(self._rear):
             at = len(order)  # behind the last one whose bid is known: perhaps behind all
         return order, at
 
@@ -154,6 +168,11 @@ class Places:
     def arranged(self, order: Sequence[int], gives: bool = False) -> Snapshot:
         """The state with the queue in that order, or as it is when somebody has given its slot to one who comes."""
         snapshot, waiting = self._snapshot, tuple([self._everybody[who] for who in order])
+        passed = [self._begun[who] for who in order if who in self._begun]
+        if passed:
+            freed = sum([held_blocks(who, snapshot.limits) - who.shared_blocks for who in passed])
+            running = tuple([who for who in snapshot.running if not any(who is other for other in passed)])
+            snapshot = replace(snapshot, running=running, free_blocks=snapshot.free_blocks + freed)
         giver = self._giver() if gives else None
         if giver is None:
             return replace(snapshot, waiting=waiting)
@@ -182,13 +201,12 @@ class Places:
     def _alone_s(self, resident: Resident, otherwise_s: float) -> float:
         """What a prompt takes alone, not guarded, as the engine reckons it."""
         how = self._how
-        tokens = resident.prompt_tokens + resident.generated_tokens
-        return how.step_s + tokens * how.reference_s if how.reference_s > 0 else otherwise_s
+        return how.step_s + _tokens(resident) * how.reference_s if how.reference_s > 0 else otherwise_s
 
-    def _add(self, who: int, arrival_s: float, deadline_s: float, cost_s: float, mean_s: float) -> None:
-        resident = self._everybody[who]
-        tokens = resident.prompt_tokens + resident.generated_tokens
-        self._queue.add(Waiting(str(who), arrival_s, cost_s, tokens, deadline_s, mean_s=mean_s), arrival_s)
+    def _add(self, who: int, arrival_s: float, deadline_s: float, cost_s: float, mean_s: float, begun: bool = False) -> None:
+        waiting = Waiting(str(who), arrival_s, cost_s, _tokens(self._everybody[who]), deadline_s, mean_s=mean_s)
+        waiting.begun = begun
+        self._queue.add(waiting, arrival_s)
 
     def _leave(self, who: int) -> None:
         if self._how.kind == "priority":
@@ -197,25 +215,37 @@ class Places:
             self._queue.remove(str(who))
 
     def _by_budget(self, now_s: float) -> list[int]:
-        queue, how = self._queue, self._how
-        queue.retier(now_s, self._ahead_s, stretch=how.stretch)
+        """Those who wait, and prompts that are begun from the first one on that stands behind somebody who waits: before it
+        they keep their places, and all do while no slot is free."""
+        queue, how, begun = self._queue, self._how, self._begun
+        queue.retier(now_s, self._ahead_s, stretch=how.stretch, begun_s=self._begun_s)
         first, second = queue.first(now_s), queue.second(now_s)
         tokens = [one.tokens for one in first], [one.tokens for one in second]
         at = [0, 0]
         block: list[int] = []
+        slots = self._snapshot.limits.max_num_seqs - len(self._snapshot.running)
         for tier in turns(how.debt, queue.share.rho, *tokens):
-            block.append(int((first, second)[tier - 1][at[tier - 1]].id))
+            who = int((first, second)[tier - 1][at[tier - 1]].id)
+            if who not in begun or (block and slots > 0):
+                block.append(who)
             at[tier - 1] += 1
         return block
 
 
-def _ahead_s(how: Queueing, snapshot: Snapshot) -> float:
-    """Seconds until anybody can begin: the prompts in the batch; where all slots are taken, the first of them to be free."""
-    filling = sum([max(0, who.prompt_tokens - who.computed_tokens) for who in snapshot.running if not who.decoding])
-    ahead_s = how.token_s * filling
+def _tokens(resident: Resident) -> int:
+    """What is to be computed of it before its next token."""
+    return max(1, resident.prompt_tokens + resident.generated_tokens - resident.computed_tokens)
+
+
+def _ahead_s(how: Queueing, snapshot: Snapshot, begun: Collection[Resident]) -> tuple[float, float]:
+    """Seconds until anybody can begin: the prompts in the batch whose bids are not known; where all slots are taken, the first
+    of them to be free. By how much sooner prompts that are begun go on."""
+    filling = [who for who in snapshot.running if not who.decoding and not any(who is other for other in begun)]
+    filling_s = how.token_s * sum([max(0, who.prompt_tokens - who.computed_tokens) for who in filling])
+    ahead_s = filling_s
     if len(snapshot.running) >= snapshot.limits.max_num_seqs and not how.makes_way:
         ahead_s = max(ahead_s, _release_s(how, snapshot))
-    return ahead_s
+    return ahead_s, ahead_s - filling_s
 
 
 def _release_s(how: Queueing, snapshot: Snapshot) -> float:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 HEAD_CHARS = 4096
 TAIL_CHARS = 4096
-REPLY_CHARS = 128
+REPLY_CHARS = 512
 OPENING_CHARS = 64
+FIRST_CHARS = 256
+CALLS_CHARS = 256
 TURNS_MAX = 64
 PARTS_MAX = 32
 ROLES = ("user", "assistant", "tool", "system")
@@ -30,7 +32,9 @@ class PromptView:
     opening: str = ""  # how the prompt begins: tells templates and applications apart
     replies: tuple[int, ...] = ()  # earlier assistant turns, oldest first
     reply_tail: str = ""  # how the last of them ended
+    first: str = ""  # how the user's first text began, where there is a later one
     reply_called: bool = False  # ... or it called a tool
+    calls: str = ""  # which tools, with what
     turns: int = 0  # of the user
     last_chars: int = 0  # of the last turn, whoever said it
     last_role: str = "user"
@@ -43,7 +47,7 @@ class PromptView:
 class _Reading:
     """What is gathered while the turns are read, the latest first."""
 
-    __slots__ = ("all_chars", "called", "images", "last_chars", "last_role", "opening", "replies") + (
+    __slots__ = ("all_chars", "called", "calls", "first", "images", "last_chars", "last_role", "opening", "replies") + (
         "reply_tail",
         "system_chars",
         "text",
@@ -55,9 +59,11 @@ class _Reading:
         self.all_chars = 0
         self.system_chars = 0
         self.opening = ""
+        self.first = ""
         self.replies: list[int] = []
         self.reply_tail = ""
         self.called = False
+        self.calls = ""
         self.turns = 0
         self.last_chars = 0
         self.last_role = ""
@@ -70,7 +76,9 @@ class _Reading:
             self.last_role, self.last_chars = role, len(text)
         if role == "user":
             self.turns += 1
-            if self.text is None and (text or images):
+            if self.text is not None:
+                self.first = text[:FIRST_CHARS]
+            elif text or images:
                 self.text = text
         elif role == "assistant":
             if not self.replies:
@@ -108,7 +116,9 @@ def view_of(parsed: Mapping[str, object], max_tokens: int = -1) -> PromptView:
         opening=reading.opening or text[:OPENING_CHARS],
         replies=tuple(reversed(reading.replies)),
         reply_tail=reading.reply_tail,
+        first=reading.first,
         reply_called=reading.called,
+        calls=reading.calls,
         turns=reading.turns,
         last_chars=reading.last_chars,
         last_role=reading.last_role or "user",
@@ -132,7 +142,10 @@ def _read(reading: _Reading, turns: object) -> None:
             if isinstance(turn, str):
                 reading.turn("user", turn, 0)
             elif isinstance(turn, dict):
+                latest = not reading.replies
                 reading.turn(*_turn(turn))
+                if latest and reading.called:
+                    reading.calls = _calls_text(turn)
 
 
 def _turn(turn: Mapping[str, object]) -> tuple[str, str, int, int]:
@@ -151,21 +164,40 @@ def _turn(turn: Mapping[str, object]) -> tuple[str, str, int, int]:
     return role, text, images, _called_chars(turn, content)
 
 
-def _called_chars(turn: Mapping[str, object], content: object) -> int:
-    """About how long the tool calls of an assistant's turn are, in any face's form."""
+def _calls(turn: Mapping[str, object], content: object) -> list[object]:
+    """The tool calls of an assistant's turn, in any face's form."""
     calls = turn.get("tool_calls")
     if turn.get("type") == "function_call":
         calls = [turn]
     elif isinstance(content, list) and not calls:
         calls = [part for part in content[-PARTS_MAX:] if isinstance(part, dict) and part.get("type") == "tool_use"]
-    if not isinstance(calls, list):
-        return 0
+    return calls[:PARTS_MAX] if isinstance(calls, list) else []
+
+
+def _called_chars(turn: Mapping[str, object], content: object) -> int:
+    """About how long they are."""
     chars = 0
-    for call in calls[:PARTS_MAX]:
+    for call in _calls(turn, content):
         function = call.get("function", call) if isinstance(call, dict) else None
         arguments = function.get("arguments", function.get("input")) if isinstance(function, dict) else None
         chars += 32 + (len(arguments) if isinstance(arguments, str | dict) else 0) * (1 if isinstance(arguments, str) else 24)
     return chars
+
+
+def _calls_text(turn: Mapping[str, object]) -> str:
+    """Names and arguments of the last of them."""
+    calls = _calls(turn, turn.get("content"))
+    function = calls[-1].get("function", calls[-1]) if calls and isinstance(calls[-1], dict) else None
+    if not isinstance(function, dict):
+        return ""
+    name, arguments = function.get("name"), function.get("arguments", function.get("input"))
+    said = [name if isinstance(name, str) else ""]
+    if isinstance(arguments, str):
+        said.append(arguments[:CALLS_CHARS])
+    elif isinstance(arguments, dict):
+        pairs = list(arguments.items())[:PARTS_MAX]
+        said += [f"{key} {value[:CALLS_CHARS]}" for key, value in pairs if isinstance(value, str)]
+    return " ".join(said)[:CALLS_CHARS]
 
 
 def _all_tool_results(parts: Iterable[object]) -> bool:

@@ -89,14 +89,14 @@ class TieredQueue:
 
     # ---- coming and going ----
 
-    def add(self, waiting: Waiting, now_s: float) -> None:
-        """Join; the tier holds until the next `retier`. An id must not wait twice."""
+    def add(self, waiting: Waiting, now_s: float, tier: int = 1) -> None:
+        """Join, in that tier if it has a chance alone; it holds until the next `retier`. An id must not wait twice."""
         assert waiting.id not in self._by_id, f"request {waiting.id!r} waits already"
         self._numbers += 1
         waiting.number = self._numbers
         self._by_id[waiting.id] = waiting
         insort(self._arrivals, (waiting.arrival_s, waiting.number, waiting))
-        self._place(waiting, now_s)
+        self._place(waiting, now_s, tier)
 
     def remove(self, request_id: str) -> Waiting | None:
         """Leave (dispatched, client gone). None if it does not wait here."""
@@ -111,22 +111,31 @@ class TieredQueue:
         """A new estimate of one who waits."""
         waiting = self._by_id[request_id]
         tier = waiting.tier
-        self._unplace(waiting)
         waiting.estimated(cost_s, work_s, mean_s)
+        if tier == 1 and self._stays(waiting, now_s):
+            return
+        self._unplace(waiting)
         self._place(waiting, now_s, tier)
+
+    def _stays(self, waiting: Waiting, now_s: float) -> bool:
+        """Whether what it needs leaves one of tier 1 where it is."""
+        if self.order == "mh" and waiting.live and now_s + waiting.mean_s * self._stretch < waiting.deadline_s:
+            waiting.late_key = (0, waiting.work_s)
+            return True
+        return self.order in ("fcfs", "edf")
 
     # ---- choosing ----
 
     def head(self, now_s: float) -> Waiting | None:
-        """Whose turn it is."""
-        if not self._arrivals:
-            return None
-        oldest = self._arrivals[0][2]
-        if now_s - oldest.arrival_s >= self.age_s:
+        """Whose turn it is, of those who are not begun."""
+        oldest = next((waiting for _, _, waiting in self._arrivals if not waiting.begun), None)
+        if oldest is None or now_s - oldest.arrival_s >= self.age_s:
             return oldest
-        if self._second and (not self._first or self.share.turn(self._second[0][2].tokens)):
-            return self._second[0][2]
-        return self._first[0][2]
+        first = next((waiting for _, _, waiting in self._first if not waiting.begun), None)
+        second = next((waiting for _, _, waiting in self._second if not waiting.begun), None)
+        if second is not None and (first is None or self.share.turn(second.tokens)):
+            return second
+        return first
 
     def pop(self, now_s: float) -> Waiting | None:
         """Take whose turn it is, and count it in the share."""
@@ -162,14 +171,17 @@ class TieredQueue:
 
     # ---- tiers ----
 
-    def retier(self, now_s: float, ahead_s: float = 0.0, capacity: float = 1.0, stretch: float = 1.0) -> int:
+    def retier(
+        self, now_s: float, ahead_s: float = 0.0, capacity: float = 1.0, stretch: float = 1.0, begun_s: float = 0.0
+    ) -> int:
         """Decide anew who is in which tier; returns how many moved.
 
-        `ahead_s`: seconds until anybody can begin (the work in progress; a slot or KV blocks to be released).
+        `ahead_s`: seconds until anybody can begin (the work in progress; a slot or KV blocks to be released); those who are
+        begun go on `begun_s` sooner.
         `capacity`: seconds of service handed out per second (the replicas behind one queue). `stretch` multiplies all
         costs and work: how much slower the engines are now than when the costs were reckoned.
         """
-        assert min(capacity, stretch) > 0 <= ahead_s
+        assert min(capacity, stretch) > 0 <= begun_s <= ahead_s
         if not self._tiered:
             return 0
         moved = self._forget_late(now_s)
@@ -180,9 +192,9 @@ class TieredQueue:
         if self._second:  # whose share tier 1 must do without
             capacity *= max(1.0 - self.share.rho, 0.01)
         if self.order == "mh":
-            wanted = MooreHodgson(self._live, now_s + ahead_s, capacity, stretch, self._hysteresis).tiers()
+            wanted = MooreHodgson(self._live, now_s + ahead_s, capacity, stretch, self._hysteresis, begun_s).tiers()
         else:
-            wanted = self._plan_lrb(now_s + ahead_s, capacity)
+            wanted = self._plan_lrb(now_s + ahead_s, capacity, begun_s)
         changed = [item[2] for item, tier in zip(self._live, wanted, strict=True) if item[2].tier != tier]
         self._change(changed)
         if moved or changed:
@@ -206,13 +218,15 @@ class TieredQueue:
         second.sort()  # two runs in order, the second one short
         self._second = second
 
-    def _plan_lrb(self, start_s: float, capacity: float) -> list[int]:
+    def _plan_lrb(self, start_s: float, capacity: float, begun_s: float) -> list[int]:
         """The tier of each in `_live`: 1 while its budget is above 0."""
         stretch, chained, hysteresis = self._stretch, self._chained, self._hysteresis
         wanted: list[int] = []
         for _, _, waiting in self._live:
             cost_s = waiting.cost_s * stretch
             budget_s = waiting.deadline_s - start_s - cost_s
+            if begun_s and waiting.begun:
+                budget_s += begun_s
             if budget_s > 0 and (waiting.tier == 1 or budget_s > hysteresis * waiting.slo_s):
                 wanted.append(1)
                 if chained:

@@ -34,6 +34,8 @@ class _Fields(msgspec.Struct, gc=False):
     waiting_blocks: Count
     queued_tokens: Count
     harm_s: float = nan
+    least: Figure = 1.0
+    most: Figure = 1.0
 
 
 _decode = msgspec.json.Decoder(_Fields).decode
@@ -55,5 +57,7 @@ def read_reply(body: bytes) -> ProbeReply:
         it.kv_peak_blocks,
         it.harm_s,
         nan if spread is None else spread,
+        nan if it.least is None else it.least,
+        nan if it.most is None else it.most,
     )
     return ProbeReply(estimate, it.running, it.waiting, it.free_blocks, it.waiting_blocks, it.queued_tokens, it.snapshot_age_s)

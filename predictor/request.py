@@ -127,8 +127,10 @@ class Estimate:
 
     `wait_s` ends with the admission to the batch, `preempt_p` is the chance to be preempted at least once,
     `kv_peak_blocks` the most blocks in use at once until the request ends, `harm_s` the seconds by which it delays the
-    ends of the others, summed. `spread` >= 1 is the factor that nine in ten observed latencies stay below, relative to
-    the prediction. What was not asked for or cannot be said is NaN (blocks: 0).
+    ends of the others, summed. `least` and `most` bound eight in ten of what was observed lately, as factors of what was
+    predicted (of steps and seconds per token by sidecars, of first tokens by mirrors): times them, a latency has its
+    interval. `spread` >= 1 is by which factor predictions were off, for whoever distrusts them. What was not asked for or
+    cannot be said is NaN (blocks: 0).
     `Estimate.unknown` stands for "nobody could say". Its figures are NaN, so every comparison with them is false:
     ask `is_known` before ranking, and fall back for all candidates alike.
     """
@@ -143,6 +145,8 @@ class Estimate:
     kv_peak_blocks: Final[int] = 0
     harm_s: Final[float] = math.nan
     spread: Final[float] = 1.0
+    least: Final[float] = 1.0
+    most: Final[float] = 1.0
 
     @property
     def is_known(self) -> bool:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from predictor.request import LengthEstimate
-
-REPAIR_TOKENS = 10  # what is still expected of an answer that is longer than expected
+from predictor.rest import REPAIR_TOKENS, Rest
 
 
 class Progress(Protocol):
@@ -44,12 +43,17 @@ class Demand(Protocol):
 
 
 class Sent(Demand, Protocol):
-    """... of one that is sent: when it arrived, and until when its first token is promised."""
+    """... of one that is sent: when it arrived, its class, and what is promised: until when its first token, and each further
+    one within how long."""
 
     @property
     def arrival_s(self) -> float: ...
     @property
     def deadline_s(self) -> float: ...
+    @property
+    def class_name(self) -> str: ...
+    @property
+    def tpot_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +71,22 @@ class Mark:
 class Seat:
     """One request at an engine. `private_tokens` of its prompt lie in no shareable block; `starts_s` is when the first
     step that can include it begins, `due_s` when its first token was predicted as it was sent, `first_s` when it came
-    (below 0: not yet), `deadline_s` when it is promised. Without a progress to read, its output is reckoned;
-    so is its first token where it does not stream: of one that does it will be told, and until then it is late."""
+    (below 0: not yet), `deadline_s` when it is promised; `tier` is where it stood in the line. Without a progress to read,
+    its output is reckoned; so is its first token where it does not stream: of one that does it will be told, and until
+    then it is late."""
 
     __slots__ = (
-        "arrival_s", "computed", "deadline_s", "due_s", "expected", "first_s", "hit_tokens", "id", "prefix", "private_tokens",
-        "progress", "prompt_tokens", "reckoned", "sent_s", "starts_s", "streams",
+        "arrival_s", "class_name", "computed", "deadline_s", "due_s", "first_s", "hit_tokens", "id", "prefix",
+        "private_tokens", "progress", "prompt_tokens", "reckoned", "rest", "sent_s", "starts_s", "streams", "tier", "tpot_s",
     )  # fmt: skip
 
-    def __init__(self, demand: Sent, hit_tokens: int, now_s: float, progress: Progress | None) -> None:
+    def __init__(self, demand: Sent, hit_tokens: int, now_s: float, progress: Progress | None, tier: int = 1) -> None:
         self.id = demand.id
         self.arrival_s, self.deadline_s = demand.arrival_s, demand.deadline_s
+        self.class_name, self.tpot_s, self.tier = demand.class_name, demand.tpot_s, tier
         self.prompt_tokens = demand.prompt_tokens
         self.computed = self.hit_tokens = min(hit_tokens, demand.prompt_tokens - 1)
-        self.expected = demand.lengths.q50
+        self.rest = Rest(demand.lengths)
         self.prefix = demand.prefix
         self.private_tokens = max(0, demand.prompt_tokens - len(demand.prefix) * demand.block_tokens)
         self.progress = progress
@@ -95,8 +101,14 @@ class Seat:
         return self.reckoned if progress is None else progress.generated
 
     def left(self) -> int:
-        """Output tokens still expected, at least a few."""
-        return max(REPAIR_TOKENS, self.expected - self.generated())
+        """Output tokens for which room is kept."""
+        return self.room_after(self.generated())
+
+    def room_after(self, generated: int) -> int:
+        """The same after so many: what is left of the median, at least a few. On condition that those were not all, more is
+        to come (`rest`); but the peak of such medians is more than an engine ever holds, since many end before theirs, and
+        what waits for room loses more than is saved in preemptions (docs/papers/astrolabe.md, "Lengths under way")."""
+        return max(REPAIR_TOKENS, self.rest.median - generated)
 
 
 def queued_tokens(seats: Collection[Seat]) -> int:

@@ -83,6 +83,8 @@ class _Metrics:
         self.running = self._gauge("running", "Requests in the engine's batch.")
         self.waiting = self._gauge("waiting", "Requests in the engine's queue.")
         self.reserved = self._gauge("reserved", "Reservations that the engine's state does not show yet.")
+        self.step_error = self._gauge("step_error", "Recent mean relative error of foretold steps.")
+        self.stretch = self._gauge("stretch", "Seen over foretold seconds per token of the last answers.")
         self.kv_tokens = self._gauge("kv_tokens", "Tokens in the engine's KV cache, by its own events.")
         self.kv_joined = self._gauge("kv_joined", "Prompts matched with its KV blocks.")
         self.steps = self._counter("states", "States read.", ())
@@ -221,6 +223,8 @@ class Sidecar:
             self._metrics.running.set(len(self._last.snapshot.running))
             self._metrics.waiting.set(len(self._last.snapshot.waiting))
         self._metrics.reserved.set(len(self._oracle.reservations))
+        self._metrics.step_error.set(self._oracle.step_error)
+        self._metrics.stretch.set(self._oracle.outcomes.stretch)
         if self._oracle.kv is not None:
             self._metrics.kv_tokens.set(self._oracle.kv.tokens)
             self._metrics.kv_joined.set(self._oracle.kv.joined)

@@ -54,6 +54,12 @@ class Sighting:
         """Whether the engine has anything to do: the state of one that has not can't grow old."""
         return bool(self.snapshot.running or self.snapshot.waiting or self.step.prefill_tokens or self.step.decode_seqs)
 
+    def names(self) -> set[str]:
+        """The ids of the requests that it lists."""
+        if not self.lists_requests:
+            return set()
+        return {resident.id for residents in (self.snapshot.running, self.snapshot.waiting) for resident in residents}
+
 
 class SnapshotSource(Protocol):
     """Where sightings come from."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from predictor.profile import EngineLimits
 from predictor.request import Estimate
+from predictor.rest import REPAIR_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,6 @@ class ProbeReply:
 
 
 GARBLED = ProbeReply(Estimate.unknown, 0, 0, 0, 0, 0, 0.0)  # stands for an answer that is none
-REPAIR_TOKENS = 10
 
 
 def settle(snapshot: Snapshot) -> Snapshot:

@@ -1,7 +1,7 @@
 """The step in progress of an engine whose clock nobody can see, reckoned from its profile. Pure.
 
-Steps follow each other without a gap. A step holds one token for each decoding sequence and the next chunk of prompts,
-first come first served. What is heard (a first token, an end) marks the end of a step and corrects the reckoning.
+Steps follow each other without a gap. A step holds one token for each decoding sequence and the next chunk of prompts, in
+the order in which its owner keeps them. What is heard (a first token, an end) marks the end of a step and corrects this.
 """
 
 import math
@@ -18,7 +18,7 @@ class StepClock:
     __slots__ = ("chunk", "costs", "ends_s", "filling", "pace", "step_tokens")
 
     def __init__(self, costs: StepCosts, step_tokens: int, filling: list[Seat]) -> None:
-        """`filling` is the owner's list of requests without a first token, in the order of their dispatch."""
+        """`filling` is the owner's list of requests without a first token, in the order of computing."""
         self.costs = costs
         self.step_tokens = step_tokens
         self.filling = filling

@@ -1,14 +1,16 @@
 """What the length encoder reads of a prompt: the end of the last user message, its beginning, and task hints. Pure.
 
-At most `TOKENS_MAX` tokens whatever the prompt's size: `<s> end </s> begin </s> hints`. The end comes first because
+At most `TOKENS_MAX` tokens whatever the prompt's size: `<s> end </s> begin </s> hints model`. The end comes first because
 agents and templates put the user's words last. Hints are single tokens of the vocabulary for what the words cannot show:
-sizes (doubling steps), turns, earlier replies, tools. The tokenizer is handed in; this module loads nothing.
-Never raises on odd text: lone surrogates become "?".
+sizes (doubling steps), turns, earlier replies, tools; so is the model that answers, where the vocabulary has a sign
+for it; one that it does not know is read as none. The tokenizer is handed in; this module loads nothing. Never raises on
+odd text: lone surrogates become "?".
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from predictor.model_names import model_key
 from predictor.prompts import ROLES, PromptView
 
 TOKENS_MAX = 64
@@ -26,17 +28,20 @@ HINTS: tuple[str, ...] = (
     *(f"<role:{role}>" for role in ROLES),
     *(f"<{flag}>" for flag in _FLAGS),
 )
+_MODEL, _END = "<model:", ">"
 _HINT = {hint: index for index, hint in enumerate(HINTS)}
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Ids of a vocabulary's own signs: begin, end, padding, and the first hint (the others follow it)."""
+    """Ids of a vocabulary's own signs: begin, end, padding, and the first hint (the others follow it); those of `models` by
+    their keys (none: this vocabulary, and so its encoder, knows no models)."""
 
     bos: int = 0
     eos: int = 2
     pad: int = 1
     first_hint: int = len(SPECIAL)
+    models: Mapping[int, int] = field(default_factory=dict)
 
 
 MARKS = Marks()
@@ -58,26 +63,43 @@ def encoder_text(view: PromptView) -> EncoderText:
     return EncoderText(_clean(end), _clean(begin), _hints(view))
 
 
-def marks_of(token_to_id: Callable[[str], int | None]) -> Marks:
+def model_signs(names: Iterable[str]) -> tuple[str, ...]:
+    """The vocabulary's entries for models of these names."""
+    return tuple([f"{_MODEL}{name}{_END}" for name in names])
+
+
+def models_of(vocabulary: Iterable[str]) -> tuple[str, ...]:
+    """The names of the models that have a sign in a vocabulary."""
+    signs = [entry for entry in vocabulary if entry.startswith(_MODEL) and entry.endswith(_END)]
+    return tuple(sorted([sign[len(_MODEL) : -len(_END)] for sign in signs]))
+
+
+def marks_of(vocabulary: Mapping[str, int]) -> Marks:
     """Those of a tokenizer of the RoBERTa or the BERT kind to which HINTS were added. Raises ValueError if one is missing."""
     found = []
     for names in (("<s>", "[CLS]"), ("</s>", "[SEP]"), ("<pad>", "[PAD]"), HINTS[:1]):
-        ids = [number for number in map(token_to_id, names) if number is not None]
+        ids = [vocabulary[name] for name in names if name in vocabulary]
         if not ids:
             raise ValueError(f"the tokenizer knows none of {', '.join(names)}")
         found.append(ids[0])
-    return Marks(*found)
+    bos, eos, pad, first_hint = found
+    models = models_of(vocabulary)
+    signs = zip(models, model_signs(models), strict=True)
+    return Marks(bos, eos, pad, first_hint, {model_key(name): vocabulary[sign] for name, sign in signs})
 
 
-def token_ids(text: EncoderText, encode: Callable[[str], list[int]], marks: Marks = MARKS) -> list[int]:
-    """Ids of the encoder's input, `TOKENS_MAX` at most. `encode` tokenizes a piece without adding special tokens."""
-    room = TOKENS_MAX - 3 - len(text.hints)  # the begin sign and two end signs
+def token_ids(text: EncoderText, encode: Callable[[str], list[int]], marks: Marks = MARKS, model: int = 0) -> list[int]:
+    """Ids of the encoder's input, `TOKENS_MAX` at most. `encode` tokenizes a piece without adding special tokens; `model`: its
+    `model_key`."""
+    hints = [marks.first_hint + hint for hint in text.hints]
+    if model in marks.models:
+        hints.append(marks.models[model])
+    room = TOKENS_MAX - 3 - len(hints)  # the begin sign and two end signs
     end = encode(text.end) if text.end else []
     begin = encode(text.begin) if text.begin else []
     if len(end) > room or begin:
         begin = (begin or end)[:BEGIN_TOKENS]
         end = end[-(room - len(begin)) :]
-    hints = [marks.first_hint + hint for hint in text.hints]
     return [marks.bos, *end, marks.eos, *begin, marks.eos, *hints]
 
 

@@ -3,16 +3,21 @@
 A prompt costs 0.1 ms in plain Python, less than handing it to a runtime would. What is made by `gateway tagger
 train-trees` says which features it was trained on; a file for other ones is refused. Trees may look at one more number
 for the prompt's words, or at one for each part of its grams (`predictor.grams`): sums of weights learnt before the trees.
+Where the trees were grown on ranks of the lengths, their sums are turned into logs of tokens by a line of straight pieces.
 """
 
 import math
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from predictor.features import BUCKETS, FEATURES, Cues
 from predictor.grams import GRAM_BUCKETS, Grams
 from predictor.treefile import BRANCH, FEATURES_KEY, LEAF, TreeFile, TreeFileError, read
+from predictor.walk import Table, Walk
 
 TARGETS = 3
 NODES_MAX = 200_000
@@ -23,22 +28,39 @@ NO_GRAMS = Grams()
 GRAM_SCALE_MIN = 1e-9  # of a prompt without any gram that was seen in training
 LINEAR = "linear"
 SHIFT = "shift"
+STRETCH_AT = "stretch_at"
+STRETCH_TO = "stretch_to"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A rising line of straight pieces through (at, to), gone on beyond both ends. Raises ValueError for one that is none."""
+
+    at: tuple[float, ...]
+    to: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rises = all(a < b for a, b in pairwise(self.at)) and all(a <= b for a, b in pairwise(self.to))
+        if len(self.at) < 2 or len(self.at) != len(self.to) or not rises or not all(map(math.isfinite, (*self.at, *self.to))):
+            raise ValueError("the line that turns ranks into lengths does not rise")
+
+    def __call__(self, score: float) -> float:
+        """Log tokens."""
+        piece = min(max(bisect_right(self.at, score), 1), len(self.at) - 1)
+        left, right, low, high = self.at[piece - 1], self.at[piece], self.to[piece - 1], self.to[piece]
+        return low + (high - low) * (score - left) / (right - left)
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Nodes of all trees: of a branch the feature that is looked at, of a leaf minus one less than its target."""
+    """What a file holds, ready to be asked. Not for several threads at once."""
 
-    roots: tuple[int, ...]
-    feature: tuple[int, ...]
-    limit: tuple[float, ...]  # of a leaf: its value
-    low: tuple[int, ...]  # where to go on if the feature is at most the limit
-    high: tuple[int, ...]
+    walk: Walk
     base: tuple[float, float, float]
     linear: tuple[tuple[int, float], ...]  # features that count as they are, and by how much
     words: "array[float]"  # weight of each bucket; empty: words are not looked at
-    grams: "array[float]"  # the same of grams
-    scales: "array[float]"  # by how much each gram adds to the square of what their sum is divided by
+    grams: Table | None  # weights and scales of the grams' buckets
+    stretch: Stretch | None  # None: the trees' sums are logs of tokens
 
     @classmethod
     def from_onnx(cls, data: bytes) -> "Trees":
@@ -54,35 +76,26 @@ class Trees:
     @property
     def reads_grams(self) -> bool:
         """Whether `quantiles` wants the prompt's grams."""
-        return bool(self.grams)
+        return self.grams is not None
 
     def quantiles(self, cues: Cues, grams: Grams = NO_GRAMS) -> tuple[float, float, float]:
         """Natural logs of tokens at 0.1, 0.5 and 0.9, in rising order."""
         numbers: tuple[float, ...] = cues.numbers
         if self.words:
             numbers = (*numbers, self._spoken(cues.words))
-        if self.grams:
-            numbers = (*numbers, *map(self._weighed, grams))
-        sums = [0.0, 0.0, 0.0]
-        feature, limit, low, high = self.feature, self.limit, self.low, self.high
-        for node in self.roots:
-            looked = feature[node]
-            while looked >= 0:
-                node = low[node] if numbers[looked] <= limit[node] else high[node]
-                looked = feature[node]
-            sums[-1 - looked] += limit[node]
+        table = self.grams
+        if table is not None:
+            numbers = (*numbers, *[table.weighed(part, GRAM_SCALE_MIN) for part in grams])
         straight = sum([numbers[looked] * weight for looked, weight in self.linear])
+        sums: Iterable[float] = self.walk.sums(numbers)
+        if self.stretch is not None:
+            sums = map(self.stretch, sums)
         q10, q50, q90 = sorted([total + base + straight for total, base in zip(sums, self.base, strict=True)])
         return q10, q50, q90
 
     def _spoken(self, words: tuple[int, ...]) -> float:
         weights = self.words
         return sum([weights[word] for word in words]) / math.sqrt(len(words) or 1)
-
-    def _weighed(self, grams: tuple[int, ...]) -> float:
-        weights, scales = self.grams, self.scales
-        square = sum([scales[gram] for gram in grams]) + GRAM_SCALE_MIN
-        return sum([weights[gram] for gram in grams]) / math.sqrt(square)
 
 
 def _built(file: TreeFile) -> Trees:
@@ -116,7 +129,10 @@ def _built(file: TreeFile) -> Trees:
     q10, q50, q90 = file.tensors[SHIFT]
     linear = tuple([(number, weight) for number, weight in enumerate(file.tensors.get(LINEAR, ())) if weight])
     roots = tuple([place[tree, 0] for tree in sorted(set(trees))])
-    return Trees(roots, tuple(feature), tuple(limit), tuple(low), tuple(high), (q10, q50, q90), linear, words, grams, scales)
+    walk = Walk(roots, feature, limit, low, high, width)
+    at, to = file.tensors.get(STRETCH_AT, ()), file.tensors.get(STRETCH_TO, ())
+    stretch = Stretch(tuple(at), tuple(to)) if at or to else None
+    return Trees(walk, (q10, q50, q90), linear, words, Table(grams, scales) if grams else None, stretch)
 
 
 def _table(file: TreeFile, name: str, size: int) -> "array[float]":

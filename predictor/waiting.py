@@ -8,12 +8,14 @@ class Waiting:
     length of that SLO, `cost_s` the guarded seconds it needs, `mean_s` those it needs as a rule (default: the same),
     `work_s` those it takes from others (default: the same), `tokens` what it counts for in shares and in `alpha`.
 
-    The queue that holds it sets `tier`, and the fields without explanation, which are its own. Raises ValueError for a
-    cost or a number of tokens that is negative.
+    The queue that holds it sets `tier`, and the fields without explanation, which are its own. `begun` is for its owner to
+    set: it is planned with the others, but taken by nobody. Raises ValueError for a cost or a number of tokens that is
+    negative.
     """
 
     __slots__ = (
         "arrival_s",
+        "begun",
         "cost_s",
         "deadline_s",
         "id",
@@ -52,6 +54,7 @@ class Waiting:
         self.estimated(cost_s, work_s, mean_s)
         self.tokens = tokens
         self.tier = 1
+        self.begun = False
         self.number = 0
         self.key = 0.0  # among those with a chance
         self.late_key: tuple[int, float] = (0, 0.0)  # in tier 2

@@ -208,6 +208,8 @@ def encode_reply(reply: ProbeReply) -> bytes:
         "kv_peak_blocks": estimate.kv_peak_blocks,
         "preempt_p": estimate.preempt_p,
         "spread": estimate.spread,
+        "least": estimate.least,
+        "most": estimate.most,
         "snapshot_age_s": reply.snapshot_age_s,
         "in_flight": reply.running + reply.waiting,
         "running": reply.running,
@@ -236,6 +238,8 @@ def parse_reply(body: bytes) -> ProbeReply:
             fields["kv_peak_blocks"] | 0,
             fields.get("harm_s", math.nan) + 0.0,
             fields["spread"] + 0.0,
+            fields.get("least", 1.0) + 0.0,
+            fields.get("most", 1.0) + 0.0,
         )
         return ProbeReply(
             estimate,

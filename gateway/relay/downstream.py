@@ -6,7 +6,6 @@ is read over for a moment, so that the answer is not lost to a reset.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -19,6 +18,7 @@ from gateway.relay.requests import RequestHead, RequestReader
 
 NEVER = float("inf")
 LINGER_S = 2.0
+LAST_REQUEST_S = 1.0
 
 
 def _nowhere(data: bytes) -> None:
@@ -57,11 +57,13 @@ class ClientConnection:
     __slots__ = (
         "_closing",
         "_current",
+        "_diverted",
         "_hastened",
         "_host",
         "_last_body_bytes",
         "_lingering",
         "_make",
+        "_out",
         "_paused",
         "_pipeline",
         "_reader",
@@ -79,22 +81,24 @@ class ClientConnection:
         self._transport: asyncio.Transport | None = None
         self._current: Exchange | None = None
         self._reading: Exchange | None = None
-        self._pipeline: deque[Exchange] = deque()
+        self._pipeline: list[Exchange] = []  # a few at most; an empty deque would take ten times as much of each connection
         self._closing = False
+        self._diverted = False
         self._hastened = False
         self._lingering = False
         self._paused = False
         self.body_bytes = 0
         self._last_body_bytes = 0
         self.due_s = NEVER
-        self.write: Callable[[bytes], None] = _nowhere  # the transport's own, or past it
+        self._out: Callable[[bytes], None] = _nowhere  # the transport's own way, or past it
+        self.write: Callable[[bytes], None] = _nowhere  # the same, but while it is diverted
 
     # -- what a transport calls: an asyncio.Protocol by shape, since a compiled class can't inherit from a plain one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
         self._transport = cast("asyncio.Transport", transport)
-        self.write = self._transport.write
+        self.write = self._out = self._transport.write
         self._transport.set_write_buffer_limits(high=self._host.limits.write_buffer_bytes)
         self._host.deadlines.add(self)
         self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
@@ -116,7 +120,7 @@ class ClientConnection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self.write = _nowhere
+        self.write = self._out = _nowhere
         self._closing = True
         self._host.deadlines.discard(self)
         self._host.left(self)
@@ -188,9 +192,25 @@ class ClientConnection:
     def hasten(self) -> None:
         """Write straight to the kernel from now on. Asked for while an engine is at work: making ready takes a moment."""
         transport = self._transport
-        if transport is not None and not self._hastened and self.write == transport.write:  # else somebody stands between
+        if transport is not None and not self._hastened:
             self._hastened = True
-            self.write = way_out(transport).write
+            self._out = way_out(transport).write
+            if not self._diverted:
+                self.write = self._out
+
+    def divert(self, first: Callable[[bytes], None]) -> None:
+        """What is written next goes to `first`, which then has to call `undivert`; `aside` writes past it meanwhile."""
+        self._diverted = True
+        self.write = first
+
+    def undivert(self) -> None:
+        """No more of that."""
+        self._diverted = False
+        self.write = self._out
+
+    def aside(self, data: bytes) -> None:
+        """Write, whether diverted or not."""
+        self._out(data)
 
     def finished(self, keep_alive: bool) -> None:
         """The current exchange has its end."""
@@ -199,17 +219,23 @@ class ClientConnection:
             return
         if self._lingering:
             self._half_close()
-        elif self._closing or not keep_alive or self._host.draining:
+        elif self._closing or not keep_alive:
             self.close()
         elif self._pipeline:
             # its turn is now, so that no later request overtakes it; it begins on a clean stack
-            following = self._current = self._pipeline.popleft()
+            following = self._current = self._pipeline.pop(0)
             self.due_s = NEVER
             asyncio.get_running_loop().call_soon(self._begin, following)
         elif not self._reader.in_head and self._reading is None:
-            self.due_s = self._host.deadlines.now_s + self._host.timeouts.keep_alive_s
+            wait_s = LAST_REQUEST_S if self._host.draining else self._host.timeouts.keep_alive_s
+            self.due_s = self._host.deadlines.now_s + wait_s
         else:
             self.due_s = self._host.deadlines.now_s + self._host.timeouts.head_s
+
+    def last_request(self) -> None:
+        """The gateway drains. A request may be on its way on an idle connection: it is answered, and the answer says close."""
+        if self.idle and not self._closing:
+            self.due_s = min(self.due_s, self._host.deadlines.now_s + LAST_REQUEST_S)
 
     def abort(self) -> None:
         """Break the connection so that nobody can take the answer for a whole one."""
@@ -222,6 +248,8 @@ class ClientConnection:
         self._closing = True
         if self._current is not None:
             self._current.drain_cut()
+        elif self.idle:
+            self.close()
         else:
             self.abort()
 

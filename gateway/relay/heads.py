@@ -58,10 +58,11 @@ def request_head(
     )
 
 
-def hop_lines(authority: bytes, api_key: str) -> bytes:
-    """The fields of every request to one backend."""
+def hop_lines(authority: bytes, api_key: str, mark: bytes = b"") -> bytes:
+    """The fields of every request to one backend. `mark` is how a gateway behind it knows that the request came through us."""
     key = b"authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
-    return b"host: %b\r\n%b" % (authority, key)
+    via = b"via: 1.1 %b\r\n" % mark if mark else b""
+    return b"host: %b\r\n%b%b" % (authority, key, via)
 
 
 def response_lines(response: ResponseHead) -> bytes:
@@ -93,12 +94,14 @@ _REASONS = {
     408: b"Request Timeout",
     413: b"Content Too Large",
     414: b"URI Too Long",
+    415: b"Unsupported Media Type",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     502: b"Bad Gateway",
     503: b"Service Unavailable",
     504: b"Gateway Timeout",
     505: b"HTTP Version Not Supported",
+    508: b"Loop Detected",
 }
 
 

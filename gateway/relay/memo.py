@@ -2,7 +2,8 @@
 
 Clients and engines repeat their heads byte for byte on a connection. A head that llhttp and our own checks accepted
 once is remembered as the bytes before and behind the length's digits; the next message is recognised by two prefix
-comparisons. Same bytes, same meaning: only the digits differ, and those are checked here.
+comparisons. Same bytes, same meaning: only the digits differ, and those are checked here. A head without a length, that of a
+stream, is remembered whole: nothing behind its bytes, and only those very bytes are it again.
 """
 
 import re
@@ -65,7 +66,7 @@ class HeadMemo(Generic[Head]):
     def match(self, data: bytes) -> tuple[Head, int, int] | None:
         """(head, where the body starts, Content-Length) when `data` starts with the remembered head."""
         head = self._head
-        if head is None or not data.startswith(self._prefix):
+        if head is None or not self._suffix or not data.startswith(self._prefix):
             return None
         start = len(self._prefix)
         end = data.find(b"\r", start, start + 19)
@@ -88,6 +89,24 @@ class HeadMemo(Generic[Head]):
             self._head = None
             return
         self._prefix, self._suffix, self._head = self._store.shared(data[: found.start(1)], data[found.end(1) : end], head)
+
+    def match_whole(self, data: bytes) -> tuple[Head, bytes] | None:
+        """(head, its bytes) when `data` starts with the remembered head, and that has no length."""
+        head = self._head
+        if head is None or self._suffix or not data.startswith(self._prefix):
+            return None
+        return head, self._prefix
+
+    def learn_whole(self, data: bytes, head: Head) -> None:
+        """Remember the head at the start of `data`, which has no length, if it is not large."""
+        if self._misses > _MISSES_MAX:
+            return
+        self._misses += 1
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
+        if end < 4:
+            self._head = None
+            return
+        self._prefix, self._suffix, self._head = self._store.shared(data[:end], b"", head)
 
     def hit(self) -> None:
         """The remembered head came again."""

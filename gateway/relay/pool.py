@@ -1,7 +1,7 @@
 """Keep-alive connections to one backend. Shell: it connects; which idle connection may be trusted is idle.IdleTrust's.
 
-The address is resolved and checked again at every connect, so that a name which is re-pointed after it was registered
-gains nothing. No redirects, no proxies, no environment.
+The address is checked at every connect, and resolved anew unless that was a moment ago, so that a name which is re-pointed
+after it was registered gains nothing. Kept connections follow a name that moves. No redirects, no proxies, no environment.
 """
 
 import asyncio
@@ -11,19 +11,22 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import cast
 from urllib.parse import urlsplit
 
+from backends.reach import Name, first_of
 from gateway.config import Limits, Pool
 from gateway.relay.heads import hop_lines
 from gateway.relay.idle import LESSON_S, IdleTrust
+from gateway.relay.lifesigns import OF_BACKENDS_S, ask_for_signs
 from gateway.relay.memo import HeadStore
 from gateway.relay.responses import ResponseHead
 from gateway.relay.upstream import UpstreamConnection
 
 AddressCheck = Callable[[str], bool]
-ADDRESSES_TRIED = 4
+FAILED_LAST_S = 30.0
+FORGOTTEN_S = 3600.0
+LEFT_S = 15.0  # a name that gives some of many addresses in turn has not left those that it gave lately
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))  # the last: no port left
 _KEEP_ALIVE = re.compile(rb"timeout=(\d{1,6})")
 
@@ -56,6 +59,10 @@ class BackendPool:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
         self._literal = _is_address(self._host)
+        self._name = Name(self._host, self._port, now)
+        self._failed_s: dict[str, float] = {}  # addresses of the name that could not be reached, and when
+        self._given_s: dict[str, float] = {}  # addresses of the name, and when it last gave them
+        self._left: frozenset[str] = frozenset()  # those that it does not give any more
         self._settings = pool
         self._now = now
         self._limits = limits
@@ -66,7 +73,8 @@ class BackendPool:
         self._closed = False
         self.trust = IdleTrust(pool.idle_s, pool.unproven_idle_s)
         self._taught_s = 0.0
-        self.hop_lines = hop_lines(parts.netloc.rpartition("@")[2].encode(), api_key)
+        self._authority, self._api_key, self._mark = parts.netloc.rpartition("@")[2].encode(), api_key, b""
+        self.hop_lines = hop_lines(self._authority, api_key)
         self.prefix = parts.path.rstrip("/").encode()
         self.as_session = False  # whether the engine is told a request's id as its session, too
 
@@ -93,15 +101,18 @@ class BackendPool:
 
     async def connect(self, timeout_s: float) -> UpstreamConnection:
         """A fresh connection, to the first of the host's addresses that takes one. Raises ConnectFailedError."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
                 # an address is its own resolution: asking the resolver's thread costs more than the connection
-                found = [self._host] if self._literal else await self._resolve(loop)
+                found = [self._host] if self._literal else await self._resolved()
                 addresses = [address for address in found if self._allowed(address)]
                 if not addresses:
                     raise ConnectFailedError("the backend's address is not allowed")
-                made = await self._reach(loop, addresses[:ADDRESSES_TRIED], timeout_s)
+                if self._failed_s:  # a silent one would cost its share of the time at each connection
+                    lately_s = self._now() - FAILED_LAST_S
+                    self._failed_s = {address: at_s for address, at_s in self._failed_s.items() if at_s > lately_s}
+                    addresses.sort(key=lambda address: address in self._failed_s)
+                made = await first_of(addresses, timeout_s, self._connect_to)
         except TimeoutError:
             raise ConnectFailedError("connecting to the backend took too long", timed_out=True) from None
         except UnicodeError:  # a label of the host's name is too long
@@ -112,25 +123,54 @@ class BackendPool:
         self._open += 1
         return made
 
-    async def _reach(self, loop: asyncio.AbstractEventLoop, addresses: list[str], timeout_s: float) -> UpstreamConnection:
-        """A server often listens on one family of addresses only, while its name (localhost!) has both."""
-        for address in addresses[:-1]:
-            with suppress(OSError):
-                async with asyncio.timeout(timeout_s / len(addresses)):
-                    return await self._connect_to(loop, address)
-        return await self._connect_to(loop, addresses[-1])
+    async def _resolved(self) -> list[str]:
+        found = await self._name.addresses()
+        now_s = self._now()
+        for address in found:
+            self._given_s[address] = now_s
+        return found
 
-    async def _connect_to(self, loop: asyncio.AbstractEventLoop, address: str) -> UpstreamConnection:
+    async def follow(self, within_s: float) -> None:
+        """Ask where the host's name leads now. Connections to where it led before end as soon as nothing runs on them."""
+        if self._literal:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._resolved()
+        except (OSError, UnicodeError):  # who cannot ask does not know that anything has moved
+            return
+        lately_s = self._now() - LEFT_S
+        self._left = frozenset(address for address, at_s in self._given_s.items() if at_s < lately_s)
+        if not self._left:
+            return
+        for connection in [one for one in self._idle if one.address in self._left]:
+            self._idle.remove(connection)
+            connection.close()
+        self._given_s = {address: at_s for address, at_s in self._given_s.items() if at_s >= lately_s - FORGOTTEN_S}
+
+    async def _connect_to(self, address: str) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
         make = cast("Callable[[], asyncio.Protocol]", self._fresh)
         name = self._host if self._tls else None
-        _, made = await loop.create_connection(make, address, self._port, ssl=self._tls, server_hostname=name)
-        return cast("UpstreamConnection", made)
-
-    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[str]:
-        return [str(entry[4][0]) for entry in await loop.getaddrinfo(self._host, self._port, type=1)]
+        try:
+            transport, protocol = await loop.create_connection(make, address, self._port, ssl=self._tls, server_hostname=name)
+        except BaseException:  # its share of the time is over, too
+            self._failed_s[address] = self._now()
+            raise
+        self._failed_s.pop(address, None)
+        made = cast("UpstreamConnection", protocol)
+        made.address = address
+        ask_for_signs(transport.get_extra_info("socket"), OF_BACKENDS_S)
+        return made
 
     def _fresh(self) -> UpstreamConnection:
         return UpstreamConnection(self, self._limits, self._heads)
+
+    def marked(self, mark: bytes) -> None:
+        """Requests from now on carry this mark in Via: a gateway stands there. Empty: none."""
+        if mark != self._mark:
+            self._mark = mark
+            self.hop_lines = hop_lines(self._authority, self._api_key, mark)
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Take in a fresh connection that nobody wants any more."""
@@ -138,7 +178,8 @@ class BackendPool:
 
     def returned(self, connection: UpstreamConnection) -> None:
         """A connection finished its response and may carry another request."""
-        if self._closed or len(self._idle) >= self._settings.idle_connections:
+        left = self._left
+        if self._closed or len(self._idle) >= self._settings.idle_connections or (left and connection.address in left):
             connection.close()
             return
         connection.idle_since_s = self._now()

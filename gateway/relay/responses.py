@@ -6,7 +6,7 @@ from typing import Protocol
 
 import httptools
 
-from gateway.relay.http1 import Headers, HeadLimits, ProtocolError
+from gateway.relay.http1 import LAST_CHUNK, Headers, HeadLimits, ProtocolError
 from gateway.relay.memo import HeadMemo, HeadStore
 
 MAX_INFORMATIONAL = 8
@@ -63,6 +63,8 @@ class ResponseReader:
         "_informational",
         "_limits",
         "_memo",
+        "_muted",
+        "_owed",
         "_parser",
         "_quiet_bytes",
         "_reason",
@@ -87,6 +89,8 @@ class ResponseReader:
         self._framed = True
         self._fresh = True
         self._between_chunks = False
+        self._owed = b""  # the head of a stream that was recognised; the parser has seen nothing of this response
+        self._muted = False
         self.ended = False
         self.reusable = False
 
@@ -100,7 +104,12 @@ class ResponseReader:
         self._take_chunks = take_chunks or self._sink.on_chunks
         self._framed = self._fresh = True
         self._informational = self._quiet_bytes = 0
+        self._owed = b""
         self.ended = self.reusable = self._between_chunks = False
+
+    def forget(self) -> None:
+        """The response is over: an idle connection holds nothing of whoever it was for."""
+        self._take_chunks = _not_taken
 
     def feed(self, data: bytes) -> bool:
         """Parse `data`; raises ProtocolError. True when the sink took all of it as whole chunks."""
@@ -109,6 +118,8 @@ class ResponseReader:
             whole = size < len(_SIZE_LINES) and data.startswith(_SIZE_LINES[size])  # one chunk, as most reads are
             if (whole or _are_chunks(data)) and self._take_chunks(data):
                 return True
+        if self._owed and self._tell(data):
+            return False
         self._feed(data)
         if self._between_chunks and data[-1] != _LF:
             self._between_chunks = False  # the parser has read the start of the next size line
@@ -120,16 +131,20 @@ class ResponseReader:
             return
         if self._fresh:
             self._fresh = False
-            if self._feed_known(data):
+            if self._feed_known(data) or self._feed_stream(data):
                 return
             if data[:7] != b"HTTP/1."[: len(data)]:  # llhttp takes RTSP and ICE, too
                 raise ProtocolError(502, "not an HTTP/1 response")
             self._taken()
             self._parse(data)
             head = self._taken()
-            if head is not None:
+            if head is not None and b"transfer-encoding" in head.values and b"content-length" not in head.values:
+                self._memo.learn_whole(data, head)
+            elif head is not None:
                 self._memo.learn(data, head)
         else:
+            if self._owed:
+                self._catch_up()
             self._parse(data)
 
     def _taken(self) -> ResponseHead | None:
@@ -152,6 +167,45 @@ class ResponseReader:
         self.ended = True
         self._sink.on_end()
         return True
+
+    def _feed_stream(self, data: bytes) -> bool:
+        """Take the head of a stream which is the last one's, and what follows it; False leaves it to the parser."""
+        known = self._memo.match_whole(data)
+        if known is None:
+            return False
+        self._memo.hit()
+        head, self._owed = known
+        self.reusable = head.keep_alive
+        self._between_chunks = True
+        rest = data[len(self._owed) :]
+        self._sink.on_response(head)
+        if rest and not self._tell(rest):
+            self._catch_up()
+            self._parse(rest)
+        return True
+
+    def _tell(self, data: bytes) -> bool:
+        """Tell whole chunks as pieces, the last one perhaps among them. False, and nothing is told, where there is more."""
+        pieces = _pieces(data)
+        if pieces is None:
+            return False
+        sink = self._sink
+        for piece in pieces:
+            if piece:
+                sink.on_body(piece)
+            else:
+                self._owed, self._between_chunks = b"", False
+                self.ended = True
+                sink.on_end()
+        return True
+
+    def _catch_up(self) -> None:
+        """Show the parser the head that was recognised without it: it goes on from there."""
+        head, self._owed = self._owed, b""
+        self._muted = True
+        self._parse(head)
+        self._muted = False
+        self._headers, self._quiet_bytes = [], 0
 
     def _parse(self, data: bytes) -> None:
         self._quiet_bytes += len(data)
@@ -201,7 +255,7 @@ class ResponseReader:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self.ended:
+        if self.ended or self._muted:
             return
         parser = self._parser
         assert parser is not None
@@ -243,6 +297,11 @@ class ResponseReader:
         self._sink.on_end()
 
 
+def _not_taken(data: bytes) -> bool:
+    """Chunks are offered to nobody between two responses."""
+    return False
+
+
 def _size_line(size: int) -> bytes:
     """The size line of the one chunk that fills `size` bytes, framing and all; more than `size` bytes if none does (where
     the line becomes a digit longer)."""
@@ -260,6 +319,28 @@ _SIZE_LINES = [_size_line(size) for size in range(2048)]
 def _chunk_bytes(line: bytes) -> int:
     """What a chunk's size line without extensions says; 0 for the last chunk and for what llhttp should judge."""
     return int(line, 16) if line.isalnum() and len(line) <= 8 and not line.strip(b"0123456789abcdefABCDEF") else 0
+
+
+def _pieces(data: bytes) -> list[bytes] | None:
+    """What is in `data`, if it is whole chunks and nothing else; an empty piece stands for the last one, which has no trailers
+    and nothing behind it. None where llhttp should judge."""
+    pieces: list[bytes] = []
+    at, size = 0, len(data)
+    while at < size:
+        end = data.find(b"\r\n", at, at + 10)
+        if end < 0:
+            return None
+        begin, length = end + 2, _chunk_bytes(data[at:end])
+        if length == 0:
+            if data[at:] != LAST_CHUNK:
+                return None
+            pieces.append(b"")
+            return pieces
+        at = begin + length + 2
+        if at > size or data[at - 2 : at] != b"\r\n":
+            return None
+        pieces.append(data[begin : at - 2])
+    return pieces
 
 
 def _are_chunks(data: bytes) -> bool:

@@ -19,7 +19,7 @@ Piece = bytes | memoryview
 WANTED = frozenset(
     ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
     + ("priority", "user", "session_id", "prompt_cache_key", "metadata", "previous_response_id")
-    + ("vllm_xargs", "kv_transfer_params", "session_params")
+    + ("vllm_xargs", "kv_transfer_params", "session_params", "rid")
 )
 PARTS = ("tools", "system", "instructions")  # of a prompt, beside its messages
 _RARE = WANTED.union(PARTS) - {"model", "stream", "max_tokens"}
@@ -32,7 +32,7 @@ class BodyError(ValueError):
     """The body is not one JSON object in UTF-8, or nests too deep; the message is for the client."""
 
 
-ENGINE_MEMBERS = frozenset(("vllm_xargs", "kv_transfer_params", "session_id", "session_params"))
+ENGINE_MEMBERS = frozenset(("vllm_xargs", "kv_transfer_params", "session_id", "session_params", "rid"))
 _NONE: frozenset[str] = frozenset()
 NEVER = float("inf")
 MANY = 1 << 31

@@ -194,7 +194,8 @@ class StreamWatch:
             if data.find(b'"finish_reason":"') >= 0 or data.find(b'"finish_reason": "') >= 0:
                 self._finishes += len(_FINISH.findall(data))
                 self.truncated = self.truncated or cut_off(data)
-            if data.find(b"[DONE]") >= 0 and _DONE.search(data):
+            done = data.find(b"[DONE]")
+            if done >= 0 and _DONE.search(data, max(0, done - 7)):  # the field's name stands before it, behind a line's end
                 self.terminal = True
         elif face == "responses":
             if data.find(b'"response.') >= 0 and _RESPONSES_END.search(data):
@@ -224,6 +225,15 @@ class StreamWatch:
 
 def split_events(data: bytes) -> list[bytes]:
     """Whole events with their blank lines; joined they give `data` again."""
+    if data.find(b"\r") < 0:  # as engines write them
+        events, start, end = [], 0, data.find(b"\n\n")
+        while end >= 0:
+            events.append(data[start : end + 2])
+            start = end + 2
+            end = data.find(b"\n\n", start)
+        if start < len(data):
+            events.append(data[start:])
+        return events
     ends = [0, *(found.end() for found in _EVENT_END.finditer(data))]
     if ends[-1] < len(data):
         ends.append(len(data))
@@ -232,13 +242,17 @@ def split_events(data: bytes) -> list[bytes]:
 
 def _is_usage_chunk(event: bytes) -> bool:
     """A chunk with no choices and a usage object, and nothing else in its event."""
-    if not _NO_CHOICES.search(event) or not _USAGE.search(event):
+    if event.find(b'"usage"') < 0 or not _NO_CHOICES.search(event) or not _USAGE.search(event):
         return False
-    lines = _DATA_LINE.findall(event)
-    if len(lines) != 1:
-        return False
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and event.find(b"\r") < 0:
+        line = event[6:-2]
+    else:
+        lines = _DATA_LINE.findall(event)
+        if len(lines) != 1:
+            return False
+        line = lines[0]
     try:
-        chunk = orjson.loads(lines[0])
+        chunk = orjson.loads(line)
     except orjson.JSONDecodeError:
         return False
     return isinstance(chunk, dict) and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)

@@ -14,15 +14,13 @@ cdef extern from "sys/socket.h" nogil:
 cdef class Outlet:
     """One transport's way out. Nothing else may write to that transport."""
 
-    cdef object _write, _writelines, _is_closing, _unwritten
+    cdef object _transport, _is_closing  # of its methods only the one that each write asks: a bound one takes 64 bytes
     cdef int _descriptor
     cdef bint _behind
 
     def __init__(self, transport, int descriptor):
-        self._write = transport.write
-        self._writelines = transport.writelines
+        self._transport = transport
         self._is_closing = transport.is_closing
-        self._unwritten = transport.get_write_buffer_size
         self._descriptor = descriptor
         self._behind = True  # something may have been written before
 
@@ -31,7 +29,7 @@ cdef class Outlet:
         to it then is its own affair."""
         cdef ssize_t sent
         if self._behind:
-            self._behind = self._unwritten() > 0
+            self._behind = self._transport.get_write_buffer_size() > 0
         if not self._behind and not self._is_closing():
             sent = send(self._descriptor, <const char *> data, len(data), MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent == len(data):
@@ -39,9 +37,9 @@ cdef class Outlet:
             self._behind = True
             if sent > 0:
                 data = data[sent:]
-        self._write(data)
+        self._transport.write(data)
 
     def writelines(self, parts):
         """Much at once: by the transport, in few writes."""
         self._behind = True
-        self._writelines(parts)
+        self._transport.writelines(parts)

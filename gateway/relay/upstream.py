@@ -40,7 +40,7 @@ class Home(Protocol):
 class UpstreamConnection:
     """See the module's words. Idle when it has no owner."""
 
-    __slots__ = ("_home", "_owner", "_poll", "_reader", "_transport", "_way", "idle_since_s", "used")
+    __slots__ = ("_home", "_owner", "_poll", "_reader", "_transport", "_way", "address", "idle_since_s", "used")
 
     def __init__(self, home: Home, limits: HeadLimits, store: HeadStore[ResponseHead] | None = None) -> None:
         self._home = home
@@ -49,6 +49,7 @@ class UpstreamConnection:
         self._transport: asyncio.Transport | None = None
         self._way: Way | None = None
         self._poll: select.poll | None = None
+        self.address = ""  # of the peer, as the pool found it
         self.idle_since_s = 0.0
         self.used = 0
 
@@ -171,6 +172,7 @@ class UpstreamConnection:
         if self._owner is None:
             return
         self._owner = None
+        self._reader.forget()
         if self._reader.reusable and self.alive:
             self._home.returned(self)
         elif self._transport is not None:

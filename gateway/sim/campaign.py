@@ -17,7 +17,7 @@ from gateway.sim.scenario import Scenario
 
 Item = TypeVar("Item")
 Kept = dict[str, Any]
-DECIDING = ("desk", "foresight", "jobs", "plan", "views")
+DECIDING = ("desk", "foresight", "handicap", "jobs", "lanes", "line", "plan", "tenants", "turns", "views")
 SOURCES = ("predictor", "gateway/policies", "gateway/sim", *(f"gateway/{name}.py" for name in DECIDING))
 NOT_DECIDING = ("campaign", "command", "html", "paper", "present", "stats")
 

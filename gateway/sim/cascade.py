@@ -2,8 +2,9 @@
 
 At each step's end an engine gives its next step's tokens to prompts in the queue's order; one that does not get all it
 needs stays in the queue with what is left. One whose prefix lies deeper is judged by `predictor.restore` on its turn (with
-`prefetch` as soon as the links are idle): the transfer runs beside the steps, or stalls one (`sync`). Budgets rest on the
-believed profile and told lengths; the truth differs by engine, stalls now and then, and ends answers when they end.
+`prefetch` as soon as the links are idle, if it will find room): the transfer runs beside the steps, or stalls one (`sync`).
+Budgets rest on the believed profile and told lengths; the truth differs by engine, stalls now and then, and ends answers
+when they end.
 """
 
 import heapq
@@ -28,6 +29,8 @@ from predictor.restore import Fetch, Link, Restorer, Tier, prefetch_order
 from predictor.waiting import Waiting
 
 HEADROOM = 0.04  # of the KV blocks, for those who decode
+USED_S = 10.0  # how far back `Node.used` looks
+USED_LEAST = 0.05
 LOOK = 8  # requests at the head for which KV may be fetched early
 ARRIVAL, STEP, READY, LOST = range(4)
 
@@ -41,6 +44,7 @@ class Node:
         self.parked: dict[str, Job] = {}
         self.transfer_s = 0.0  # that lengthens the next step
         self.short = False  # of slots or blocks: somebody could not enter the last time
+        self.used = 1.0  # of the tokens that its steps had for prompts lately, what slots and blocks let it use
         self.busy = False
         self.alive = True
 
@@ -193,8 +197,7 @@ class Cascade:
         if queue:
             estimator = Estimator(self._costs, self._limits, load, Releases((), 0, 0))
             stretch = max(0.5, round(self._jobs.stretch(estimator) * engine.pace, 2))
-            ahead_s = self._release_s(node) if node.short else 0.0
-            queue.retier(now_s, ahead_s, float(sum(one.alive for one in self._nodes)), stretch)
+            self._retier(node, now_s, stretch)
             node.short = False
             engine.allotted = {name: 0 for name in engine.allotted if name in queue}
             self._share_out(index, estimator, tokens - load.decodes, now_s)
@@ -204,10 +207,20 @@ class Cascade:
         node.busy = ends_s is not None
         if ends_s is not None:
             self._push(ends_s, STEP, index, "")
+            given = sum([part for _, part in engine.prompts]) / max(1, tokens - load.decodes) if node.short else 1.0
+            node.used += min(1.0, (ends_s - now_s) / USED_S) * (min(1.0, given) - node.used)
             engine.clock(self._costs, ends_s - now_s - node.transfer_s)
             for name, given in engine.prompts:
                 self._jobs.by_id[name].serve(ends_s - now_s, given / tokens)
         node.transfer_s = 0.0
+
+    def _retier(self, node: Node, now_s: float, stretch: float) -> None:
+        """Where slots or blocks run out, mh goes by what they left lately; the paper's rule, by when a place will be free."""
+        alive = [one for one in self._nodes if one.alive]
+        if self._variant.order == "mh":
+            self._queue.retier(now_s, 0.0, max(USED_LEAST, sum([one.used for one in alive])), stretch)
+        else:
+            self._queue.retier(now_s, self._release_s(node) if node.short else 0.0, float(len(alive)), stretch)
 
     def _release_s(self, node: Node) -> float:
         """Until those who decode, if their answers are as long as told, have given back a slot and the blocks of a usual
@@ -276,18 +289,30 @@ class Cascade:
         from the last in the order whose prompt is begun and not complete. What that one has computed stays in the prefix
         cache while it can."""
         engine = self._nodes[index].engine
-        blocks = self._limits.blocks_for(job.prompt_tokens + 1)
-        blocks += sum(self._limits.blocks_for(self._jobs.by_id[name].prompt_tokens + 1) for name in engine.entering)
+        blocks = self._blocks(job)
+        blocks += sum(self._blocks(self._jobs.by_id[name]) for name in engine.entering)
         blocks += self._headroom if engine.running else 0
+        if self._fits(engine, blocks):
+            return True
+        behind = []
         for waiting in reversed(self._order):
-            if self._fits(engine, blocks) or waiting.id == job.request.id:
+            if waiting.id == job.request.id:
                 break
             other = self._jobs.by_id[waiting.id]
             if other.left and other.node == index and not engine.allotted.get(waiting.id):
-                engine.abort(waiting.id)
-                engine.allotted.pop(waiting.id, None)
-                other.left, other.node, other.tried = 0, -1, False
+                behind.append(other)
+        if engine.free_blocks + sum(self._blocks(other) for other in behind) < blocks:
+            return False  # in vain
+        for other in behind:
+            engine.abort(other.request.id)
+            engine.allotted.pop(other.request.id, None)
+            other.left, other.node, other.tried = 0, -1, False
+            if self._fits(engine, blocks):
+                break
         return self._fits(engine, blocks)
+
+    def _blocks(self, job: Job) -> int:
+        return self._limits.blocks_for(job.prompt_tokens + 1)
 
     def _fits(self, engine: CascadeEngine, blocks: int) -> bool:
         return blocks <= engine.free_blocks and engine.running + engine.waiting < self._limits.max_num_seqs
@@ -334,12 +359,17 @@ class Cascade:
         return True
 
     def _prefetch(self, index: int, node: Node, estimator: Estimator, now_s: float) -> None:
-        """While its links are idle, fetch for those at the head of tier 1, least budget first."""
+        """While its links are idle, fetch for those at the head of tier 1 that will find room beside those before them, least
+        budget first: elsewhere what is fetched would take the place of what is cached, and be gone before its turn."""
         if any(link.free_at_s > now_s for link in node.restorer.links):
             return
         wanted = []
+        room = node.engine.free_blocks - self._headroom
         for waiting in self._queue.leading(LOOK):
             job = self._jobs.by_id[waiting.id]
+            room -= 0 if job.left else self._blocks(job)
+            if room < 0:
+                break
             if not job.tried:
                 hits = node.engine.hit_blocks(job.request.prefix)
                 found = self._store.found(job.request.prefix, hits, self._spec.block_tokens)

@@ -14,7 +14,8 @@ from gateway.sim.decoders import Decoders, Sequence
 from gateway.sim.stalls import NEVER, Clock, Stalls
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Admitted, Estimate, Event, Finished, FirstToken, Preempted, Request
-from predictor.snapshot import REPAIR_TOKENS, ProbeReply, Resident, Snapshot
+from predictor.rest import REPAIR_TOKENS
+from predictor.snapshot import ProbeReply, Resident, Snapshot
 
 
 class Progress:

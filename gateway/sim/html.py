@@ -1,7 +1,7 @@
 """Plots as SVG inside one HTML file that needs nothing else: no script, no font, no network. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -32,6 +32,19 @@ class Plot:
     title: str
     x_title: str
     lines: tuple[Line, ...]
+
+
+def exact(label: str, points: Iterable[tuple[float, float]]) -> Line:
+    """A series whose values have no bounds but themselves."""
+    return Line(label, tuple((x, y, y, y) for x, y in points))
+
+
+def opening(width: int, height: int) -> str:
+    """The begin of a picture that brings its own font: it stands on no page of ours."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
+        f'font-family="system-ui,sans-serif" font-size="11">'
+    )
 
 
 def page(title: str, note: str, headings: Sequence[str], rows: Sequence[Sequence[str]], plots: Sequence[Plot]) -> str:

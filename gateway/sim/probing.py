@@ -14,8 +14,11 @@ from gateway.sim.stalls import Clock
 from gateway.sim.truth import Engine, metrics_of
 from gateway.sim.workload import ERROR_MAX, ERROR_MIN
 from predictor.forecast import Forecast
+from predictor.foretold import Foretold
 from predictor.request import Estimate, Request
 from predictor.snapshot import ProbeReply, Snapshot
+
+UNTOLD = 1 << 30  # what an engine reckons with that knows no length; cut to what fits its model
 
 
 class Sidecars:
@@ -32,6 +35,8 @@ class Sidecars:
         self._latency_noise = scenario.view.latency_noise
         self._length_noise = scenario.view.length_noise
         self._expected: dict[str, int] = {}
+        self._conditional = policy.under_way == "conditional" and self._predicts
+        self._foretold = Foretold()
         kinds = [kind for kind in scenario.replicas for _ in range(kind.count)]
         self._forecasts = [Forecast(kind.profile.scaled(kind.slower), kind.limits) for kind in kinds]
         self._published: list[list[Snapshot]] = [[] for _ in engines]
@@ -43,7 +48,9 @@ class Sidecars:
 
     def expects(self, job: Job) -> None:
         """The length told for a request is known to whoever observes engines."""
-        self._expected[job.id] = job.lengths.q50
+        if self._conditional:
+            self._foretold.told(job.id, job.lengths)
+        self._expected[job.id] = UNTOLD if self._conditional else job.lengths.q50
 
     def forgets(self, request_id: str) -> None:
         """It has ended."""
@@ -65,7 +72,7 @@ class Sidecars:
             return metrics_of(snapshot, self._clock.now_s - snapshot.taken_s)
         forecast = self._forecasts[index]
         if self._loaded[index] is not snapshot:
-            forecast.load(snapshot)
+            forecast.load(self._foretold.corrected(snapshot) if self._conditional else snapshot)
             self._loaded[index] = snapshot
         tokens = max(1, int(job.lengths.q50 * self._factor(self._length_noise)))
         request = Request(job.id, job.prompt_tokens, tokens, job.arrival_s, job.prefix)

@@ -130,9 +130,10 @@ class PolicySpec:
     and how it is asked.
 
     `sidecar`: probes answer from the engines' own state `probe_s` later, and unless `own_dispatches` the policy sees
-    nothing else, as in the published systems; otherwise the gateway's mirrors are all there is. `oracle`: it is told
-    the true lengths; `skill`: lengths by a predictor that explains this share of their variance (gateway.sim.foretold;
-    below 0: as the workload says). `paper` is a published figure to print beside ours.
+    nothing else, as in the published systems; otherwise the gateway's mirrors are all there is. `under_way`: what sidecars
+    expect of an answer that goes on, `repaired` as in the paper or `conditional` as ours do (predictor.rest). `oracle`: it
+    is told the true lengths; `skill`: lengths by a predictor that explains this share of their variance
+    (gateway.sim.foretold; below 0: as the workload says). `paper` is a published figure to print beside ours.
     """
 
     label: str
@@ -144,10 +145,13 @@ class PolicySpec:
     work_weight: float = _RULE.work_weight
     mu: float = _RULE.mu
     margin: float = _RULE.margin
+    overtaking_s: float = _RULE.overtaking_s
     age_rate: float = _RULE.age_rate
+    turn_after: float = _RULE.turn_after
     ahead_tokens: int = _RULE.ahead_tokens
     sidecar: bool = False
     own_dispatches: bool = True
+    under_way: Literal["repaired", "conditional"] = "repaired"
     probe_s: float = 0.0
     oracle: bool = False
     skill: float = -1.0
@@ -170,7 +174,9 @@ class PolicySpec:
             work_weight=self.work_weight,
             mu=self.mu,
             margin=self.margin,
+            overtaking_s=self.overtaking_s,
             age_rate=self.age_rate,
+            turn_after=self.turn_after,
             ahead_tokens=self.ahead_tokens,
         )
 

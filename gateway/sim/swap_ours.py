@@ -80,7 +80,7 @@ class Ours:
     def _carry_out(self, step: Step) -> None:
         gpu = self._gpus[step.device]
         leaves = [engine for engine in gpu.engines if engine.spec.name in step.leaves]
-        self._world.swap(gpu, step.model, leaves, step.fraction, freeze=step.mode == "preempt")
+        self._world.swap(gpu, step.model, leaves, step.fraction, step.pause_s)
 
     # -- what it learns
 
@@ -114,27 +114,34 @@ class Ours:
     def _swap_left_s(self, gpu: Gpu) -> float:
         """As expected: those that leave drain, then it takes what it is believed to."""
         assert gpu.coming is not None
-        drain_s = max((self._drain_s(engine) for engine in gpu.leaving if engine.phase == "cut"), default=0.0)
+        wait_s = max(gpu.freeze_s - self._world.now_s, 0.0)
+        drain_s = max((self._drain(engine, wait_s)[0] for engine in gpu.leaving if engine.phase == "cut"), default=0.0)
         name = gpu.coming.spec.name
         place: Place = "cache" if name in gpu.cache else "disk"
         moves_s = self._costs.predict(name, gpu.coming.spec.weight_gb * GB, gpu.host.name, place, "gpu").mean_s
         begun_s = 0.0 if drain_s else max(self._world.now_s - gpu.swap_began_s, 0.0)
         return max(drain_s + moves_s - begun_s, 0.2)
 
-    def _drain_s(self, engine: Engine) -> float:
-        """Until the last of those that run is over."""
-        return self.habits[engine.spec.name].drain_s(engine.running) * engine.slower
+    def _drain(self, engine: Engine, until_s: float) -> tuple[float, float]:
+        """Seconds until the last of those that run is over, at most `until_s`, and how many run on then."""
+        busy = sum(1 for other in engine.device.engines if other.running)
+        ages = [self._world.now_s - job.started_s for job in engine.jobs()]
+        return self.habits[engine.spec.name].drain(ages, engine.slower * max(busy, 1), until_s)
 
     def _resident(self, engine: Engine) -> Resident:
         coming = engine.phase == "in"
+        pause_s = self.habits[engine.spec.name].hold_s * engine.slower
+        drain_s, left = self._drain(engine, pause_s)
         return Resident(
             engine.spec.name,
             engine.device.name,
             engine.fraction,
             engine.running,
-            self._drain_s(engine),
+            drain_s,
             0.0 if coming else self._world.now_s - engine.since_s,
             self._swap_left_s(engine.device) if coming else 0.0,
+            pause_s=pause_s,
+            left=left,
         )
 
     def _tenant(self, spec: ModelSpec) -> Tenant:

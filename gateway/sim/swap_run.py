@@ -7,6 +7,7 @@ everything is still on disk. What was not started when the time is over counts a
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from random import Random
 
 from gateway.sim.stats import mean, quantile
@@ -22,7 +23,8 @@ Rule = Callable[[World, SwapScenario, Random], Decide]
 
 @dataclass(frozen=True, slots=True)
 class SwapFigures:
-    """One run. Shares are between 0 and 1; `worst_model` is the least share of good requests over models."""
+    """One run. Shares are between 0 and 1; `worst_model` is the least share of good requests over models; `starved_s` is the
+    longest time in which somebody waited for a model and nobody of it began (`starved_s` below)."""
 
     requests: int
     goodput_per_s: float
@@ -30,6 +32,7 @@ class SwapFigures:
     wait_mean_s: float
     wait_p99_s: float
     wait_max_s: float
+    starved_s: float
     swaps_per_h: float
     busy_share: float
     worst_model: float
@@ -96,12 +99,10 @@ def figures(world: World, scenario: SwapScenario) -> SwapFigures:
     held = [engine for gpu in world.gpus for engine in (*gpu.engines, *gpu.paused.values())]
     going = [job for engine in held for _, _, job in engine.ends]
     never = [job for queue in world.waiting.values() for job in queue]
-    counted = [job for job in [*world.done, *going, *never] if begin_s <= job.arrived_s < end_s]
+    all_of_them = [*world.done, *going, *never]
+    counted = [job for job in all_of_them if begin_s <= job.arrived_s < end_s]
     last_s = world.now_s
     waits = sorted(min(job.started_s, last_s) - job.arrived_s for job in counted)
-    by_model: dict[str, list[float]] = {}
-    for job in counted:
-        by_model.setdefault(job.model, []).append(float(job.good))
     good = sum(job.good for job in counted)
     return SwapFigures(
         requests=len(counted),
@@ -110,7 +111,27 @@ def figures(world: World, scenario: SwapScenario) -> SwapFigures:
         wait_mean_s=mean(waits),
         wait_p99_s=quantile(waits, 0.99),
         wait_max_s=waits[-1] if waits else 0.0,
+        starved_s=max(starved_s(jobs, last_s) for jobs in _by_model(all_of_them)),
         swaps_per_h=world.swaps / last_s * 3600,
         busy_share=sum(gpu.work_s for gpu in world.gpus) / len(world.gpus) / last_s,
-        worst_model=min(mean(values) for values in by_model.values()),
+        worst_model=min(mean([float(job.good) for job in jobs]) for jobs in _by_model(counted)),
     )
+
+
+def starved_s(jobs: Sequence[Job], last_s: float) -> float:
+    """The longest time in which some of these requests of one model waited and none of them began. Unlike the longest wait it
+    does not grow with how many of a model's own are in front of a request."""
+    begun = sorted((min(job.started_s, last_s), job.arrived_s) for job in jobs)
+    oldest = list(accumulate([arrived_s for _, arrived_s in reversed(begun)], min))
+    longest, before_s = 0.0, -math.inf
+    for (at_s, _), waiting_since_s in zip(begun, reversed(oldest), strict=True):
+        longest = max(longest, at_s - max(before_s, waiting_since_s))
+        before_s = at_s
+    return longest
+
+
+def _by_model(jobs: Sequence[Job]) -> list[list[Job]]:
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.model, []).append(job)
+    return list(found.values())

@@ -70,7 +70,6 @@ class SwapScenario:
     rates: str = ""
     window_s: float = 600.0
     trace: str = ""
-    speedup: float = 1.0
     starve_s: float = 240.0
     dwell_s: float = 10.0
     truth: TruthSpec = field(default_factory=TruthSpec)

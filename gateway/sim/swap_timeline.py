@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from gateway.sim.html import COLOURS
+from gateway.sim.html import COLOURS, opening
 
 WIDTH, ROW, LEFT, TOP = 860, 26, 60, 28
 Span = tuple[float, float, str, str]  # swap began, model there, device, model
@@ -15,8 +15,7 @@ def timeline_svg(spans: Sequence[Span], until_s: float, title: str) -> str:
     colours = {model: COLOURS[i % len(COLOURS)] for i, model in enumerate(sorted({span[3] for span in spans}))}
     height = TOP + ROW * len(devices) + 40
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" '
-        f'font-family="system-ui,sans-serif" font-size="11">',
+        opening(WIDTH, height),
         f'<text x="{LEFT}" y="16" font-weight="bold">{escape(title)}</text>',
     ]
     for row, device in enumerate(devices):

@@ -57,15 +57,19 @@ class Engine:
     cut_s: float = 0.0
     clock: float = 0.0
     at_s: float = 0.0
-    reading: int = 0
     read_until_s: float = 0.0
     ends: list[tuple[float, int, Job]] = field(default_factory=list)
     version: int = 0
+    reads: list[Job] = field(default_factory=list)
+
+    def jobs(self) -> list[Job]:
+        """Those that it has."""
+        return [*self.reads, *(job for _, _, job in self.ends)]
 
     @property
     def running(self) -> int:
         """Requests that it has."""
-        return len(self.ends) + self.reading
+        return len(self.ends) + len(self.reads)
 
     @property
     def free(self) -> int:
@@ -88,6 +92,7 @@ class Gpu:
     cache: "OrderedDict[str, float]" = field(default_factory=OrderedDict)
     paused: dict[str, Engine] = field(default_factory=dict)
     swap_began_s: float = 0.0
+    freeze_s: float = NEVER
     work_s: float = 0.0
     seen_s: float = 0.0
 
@@ -157,24 +162,36 @@ class World:
         prompt_s = job.prompt_tokens * engine.spec.prompt_us * 1e-6 * engine.slower * self._step_factor[engine.spec.name]
         engine.read_until_s = max(engine.read_until_s, self.now_s) + prompt_s
         self._catch_up(engine.device)
-        engine.reading += 1
+        engine.reads.append(job)
         self.at(engine.read_until_s, lambda: self._read(engine, job))
         self._foresee(engine.device)
         return job
 
-    def swap(self, gpu: Gpu, model: str, leaves: Iterable[Engine], fraction: float = 1.0, freeze: bool = False) -> None:
-        """Bring a model in; those that leave are cut off now and drain, or are frozen until their model comes back."""
+    def swap(self, gpu: Gpu, model: str, leaves: Iterable[Engine], fraction: float = 1.0, freeze_s: float = NEVER) -> None:
+        """Bring a model in; those that leave are cut off now and drain; who still runs there after `freeze_s` is frozen until
+        its model comes back."""
         assert not gpu.swapping
         spec = self.models[model]
         curve = from_ends(spec.gpu_rate, spec.cpu_rate) if fraction < 1 else None
         slower = curve.token_s(fraction) / curve.token_s(1.0) if curve else 1.0
         gpu.coming = Engine(spec, gpu, fraction, slower)
-        gpu.leaving, gpu.frozen, gpu.swap_began_s = list(leaves), freeze, self.now_s
+        gpu.leaving, gpu.frozen, gpu.swap_began_s = list(leaves), freeze_s <= 0, self.now_s
+        gpu.freeze_s = self.now_s + freeze_s
         self._catch_up(gpu)
         for engine in gpu.leaving:
             engine.phase, engine.cut_s = "cut", self.now_s
         self.swaps += 1
+        if 0 < freeze_s < NEVER and any(engine.running for engine in gpu.leaving):
+            coming = gpu.coming
+            self.at(self.now_s + freeze_s, lambda: self._freeze(gpu, coming))
         self._drained(gpu)
+
+    def _freeze(self, gpu: Gpu, coming: Engine) -> None:
+        if gpu.coming is coming and any(engine.phase == "cut" for engine in gpu.leaving):
+            self._catch_up(gpu)
+            gpu.frozen = True
+            self._foresee(gpu)
+            self._drained(gpu)
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
         """Call then."""
@@ -218,11 +235,13 @@ class World:
 
     def _read(self, engine: Engine, job: Job) -> None:
         self._catch_up(engine.device)
-        engine.reading -= 1
+        engine.reads.remove(job)
         job.first_s = self.now_s
         self._number += 1
         heapq.heappush(engine.ends, (engine.clock + job.output_tokens, self._number, job))
         self._foresee(engine.device)
+        if engine.device.swapping:
+            self._drained(engine.device)
 
     def _end(self, engine: Engine, version: int) -> None:
         if version != engine.version:
@@ -242,7 +261,7 @@ class World:
 
     def _drained(self, gpu: Gpu) -> None:
         """Begin to move weights once nobody runs any more where it is to leave."""
-        waits = any(engine.phase == "cut" and (engine.reading or (engine.ends and not gpu.frozen)) for engine in gpu.leaving)
+        waits = any(engine.phase == "cut" and (engine.reads or (engine.ends and not gpu.frozen)) for engine in gpu.leaving)
         if waits or gpu.coming is None or any(engine.phase == "out" for engine in gpu.leaving) or gpu.busy_until_s > self.now_s:
             return
         self._catch_up(gpu)

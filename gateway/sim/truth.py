@@ -16,9 +16,10 @@ from gateway.sim.stalls import NEVER, Clock, Stalls
 from predictor.instance import Instance
 from predictor.profile import EngineLimits
 from predictor.request import Estimate, Event, Finished, Request
+from predictor.rest import REPAIR_TOKENS
 from predictor.seats import Progress
 from predictor.sequence import Sequence
-from predictor.snapshot import REPAIR_TOKENS, ProbeReply, Snapshot
+from predictor.snapshot import ProbeReply, Snapshot
 
 
 class Engine(Protocol):

@@ -88,6 +88,7 @@ def train(
     model: Model = None,
     exclude: Exclude = None,
     restricted: Restricted = False,
+    by_model: Annotated[bool, typer.Option("--by-model", help="Read which model answers, too.")] = False,
     baseline: Annotated[Baseline, typer.Option(help="Train a named baseline instead.")] = Baseline.none,
     seed: Annotated[int, typer.Option()] = 1,
     threads: Annotated[int, typer.Option(min=1)] = 2,
@@ -106,7 +107,7 @@ def train(
     plan = Plan(epochs, batch, learning_rate, length_weight=length_weight, meaning_weight=meaning_weight, seed=seed)
     try:
         wanted = _wanted(source, model, exclude, restricted)
-        outcome = run.train(run.Job(tuple(files), out, wanted, shape, plan, start, teacher, test_share, limit), _say)
+        outcome = run.train(run.Job(tuple(files), out, wanted, shape, plan, start, teacher, test_share, limit, by_model), _say)
     except (DataError, OSError, ValueError) as error:
         _fail(str(error))
     _show(outcome)
@@ -176,8 +177,17 @@ def inspect(
         Path | None, typer.Option("--model-folder", help="An exported model; default: the one that comes with it.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Foretell the answer to this (repeatable).")] = None,
+    model: Annotated[str, typer.Option(help="... by this model, where the encoder reads which.")] = "",
+    control: Annotated[
+        str, typer.Option(help="Base URL of a running gateway's control listener: which layers it uses, and why.")
+    ] = "",
+    admin_key: Annotated[str, typer.Option(envvar="LEEWAY_ADMIN_KEY", help="The admin key.")] = "",
 ) -> None:
-    """Size, inputs, outputs and speed of an exported encoder, and what it says of prompts."""
+    """Size, inputs, outputs and speed of an exported encoder, and what it says of prompts; or, by --control, how a running
+    gateway foretells lengths: each model's layers, which are on, how far each is off."""
+    if control:
+        _show_live(control, admin_key)
+        return
     _need(*ASK_NEEDS)
     import math
 
@@ -189,12 +199,25 @@ def inspect(
         _fail(str(error))
     facts = shipped.facts()
     print(f"model {facts.model_bytes / 1e6:.1f} MB, tokenizer {facts.tokenizer_bytes / 1e6:.1f} MB, {facts.vocabulary} entries")
-    print(f"inputs {', '.join(facts.inputs)}; outputs {', '.join(facts.outputs)}")
+    reads = "the prompt and which model answers" if facts.models else "the prompt"
+    print(f"inputs {', '.join(facts.inputs)}; outputs {', '.join(facts.outputs)}; reads {reads}")
+    if facts.models:
+        print(f"knows {len(facts.models)} models (others are read as none): {', '.join(facts.models)}")
     print(f"64 tokens on one thread: p50 {facts.p50_ms:.2f} ms, p99 {facts.p99_ms:.2f} ms")
     for text in prompt or ():
-        count, quantiles = shipped.of_prompt(text)
+        count, quantiles = shipped.of_prompt(text, model)
         q10, q50, q90 = (math.exp(q) for q in quantiles)
         print(f"{q10:6.0f} {q50:6.0f} {q90:6.0f} tokens (read {count})  {text[:80]!r}")
+
+
+def _show_live(control: str, admin_key: str) -> None:
+    from gateway.backend_table import NotReachableError, fetch
+    from gateway.length_views import lines
+
+    try:
+        print(*lines(fetch(control, admin_key, "/admin/lengths")), sep="\n")
+    except NotReachableError as error:
+        _fail(str(error))
 
 
 PROBES = (

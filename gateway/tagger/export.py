@@ -122,4 +122,4 @@ def probes_of(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     from predictor.tagger_text import encoder_text
 
     read_text, _ = vocabulary.reader(vocabulary.load(folder / TOKENIZER))
-    return [read_text(encoder_text(view_of({"prompt": text}))) for text in texts]
+    return [read_text(encoder_text(view_of({"prompt": text})), "") for text in texts]

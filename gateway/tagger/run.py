@@ -18,6 +18,7 @@ from gateway.tagger.records import Row, Wanted, read
 from gateway.tagger.scoring import Trained, scored
 from gateway.tagger.targets import Example
 from gateway.tagger.training import Item, Plan, Progressed, Training, predict
+from predictor.model_names import model_key
 from predictor.tagger_text import EncoderText, Marks
 
 ANSWERS_MAX = 8  # of a prompt, in training
@@ -36,6 +37,7 @@ class Job:
     teacher: Path | None = None
     test_share: float = 0.1
     limit: int = 0  # prompts; 0: all
+    by_model: bool = False  # the model that answers is read, too
 
 
 @contextmanager
@@ -52,15 +54,16 @@ def train(job: Job, say: Callable[[str], None]) -> Trained:
     rows = read(job.paths, job.wanted)
     learnt = [row for row in rows if not targets.is_test(row.group, job.test_share)]
     known = targets.offsets(learnt)
-    examples = targets.examples(learnt, known, ANSWERS_MAX, random.Random(job.plan.seed))
+    made = targets.examples_by_model if job.by_model else targets.examples
+    examples = made(learnt, known, ANSWERS_MAX, random.Random(job.plan.seed))
     if job.limit:
         examples = examples[:: max(1, len(examples) // job.limit)][: job.limit]
     if job.shape.point:
         examples = [replace(example, text=EncoderText("", example.first_turn[:2000], ())) for example in examples]
     say(f"{len(rows)} answers, {len(examples)} prompts to learn from")
-    encoder, tokenizer = _made(job, examples)
+    encoder, tokenizer = _made(job, examples, targets.names(learnt) if job.by_model else ())
     read_text, marks = vocabulary.reader(tokenizer)
-    items = [Item(read_text(example.text), example, place) for place, example in enumerate(examples)]
+    items = [Item(read_text(example.text, example.model), example, place) for place, example in enumerate(examples)]
     vectors = _vectors(job, examples)
     training = Training(encoder, items, vectors, job.plan, marks.pad, job.folder)
     smooth = 0.0
@@ -79,11 +82,11 @@ def train(job: Job, say: Callable[[str], None]) -> Trained:
     return outcome
 
 
-def _made(job: Job, examples: Sequence[Example]) -> tuple[Encoder, Tokenizer]:
-    """The network and its tokenizer, as the job has them."""
+def _made(job: Job, examples: Sequence[Example], models: Sequence[str]) -> tuple[Encoder, Tokenizer]:
+    """The network and its tokenizer, as the job has them. `models`: names of those that have a sign."""
     meaning = 384 if job.teacher else 0
     if job.start is not None:
-        tokenizer = vocabulary.load(job.start / "tokenizer.json")
+        tokenizer = vocabulary.load(job.start / "tokenizer.json", models)
         encoder = Encoder(network.body_from(job.start, tokenizer.get_vocab_size()), job.shape.point, meaning)
         network.carry_on(encoder, job.start)
         return encoder, tokenizer
@@ -91,10 +94,13 @@ def _made(job: Job, examples: Sequence[Example]) -> tuple[Encoder, Tokenizer]:
     if kept.exists():
         tokenizer = vocabulary.load(kept)
     else:
-        tokenizer = vocabulary.train((f"{e.text.begin}\n{e.text.end}" for e in examples), job.shape.vocabulary)
+        texts = (f"{e.text.begin}\n{e.text.end}" for e in examples)
+        tokenizer = vocabulary.train(texts, job.shape.vocabulary, models)
         job.folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(kept))
     _, marks = vocabulary.reader(tokenizer)
+    if bool(marks.models) != job.by_model:
+        raise ValueError(f"{job.folder} holds a run that {'does not know' if job.by_model else 'knows'} models")
     shape = replace(job.shape, vocabulary=tokenizer.get_vocab_size())
     encoder = Encoder(network.body_of(shape, marks), shape.point, meaning)
     if job.teacher is not None:
@@ -130,20 +136,26 @@ def _vectors(job: Job, examples: Sequence[Example]) -> Tensor | None:
 
 def assess(
     encoder: Encoder,
-    read_text: Callable[[EncoderText], list[int]],
+    read_text: Callable[[EncoderText, str], list[int]],
     marks: Marks,
     rows: Sequence[Row],
     known: dict[str, float],
     seed: int,
 ) -> Trained:
-    """Scores of rows that were kept apart."""
-    prompts = {row.pid: row for row in rows}
-    order = [Example(row.pid, row.source, row.group, row.text, "", (), ()) for row in prompts.values()]
+    """Scores of rows that were kept apart. Where the encoder knows a row's model, its offset is no more added."""
+
+    def asked(row: Row) -> tuple[str, str]:
+        return row.pid, row.model if model_key(row.model) in marks.models else ""
+
+    prompts = {asked(row): row for row in rows}
+    order = [Example(row.pid, row.source, row.group, row.text, "", (), (), model) for (_, model), row in prompts.items()]
     if encoder.point:
-        order = [replace(e, text=EncoderText("", prompts[e.pid].first_turn[:2000], ())) for e in order]
-    items = [Item(read_text(example.text), example, 0) for example in order]
+        firsts = [EncoderText("", row.first_turn[:2000], ()) for row in prompts.values()]
+        order = [replace(example, text=first) for example, first in zip(order, firsts, strict=True)]
+    items = [Item(read_text(example.text, example.model), example, 0) for example in order]
     found = dict(zip(prompts, predict(encoder, items, marks.pad), strict=True))
-    return scored(rows, found, known, seed)
+    unread = {model: offset for model, offset in known.items() if model_key(model) not in marks.models}
+    return scored(rows, lambda row: found[asked(row)], unread, seed)
 
 
 def _write(job: Job, encoder: Encoder, tokenizer: Tokenizer, known: dict[str, float], outcome: Trained) -> None:

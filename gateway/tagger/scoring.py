@@ -3,7 +3,7 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.tagger.records import Row
@@ -22,8 +22,8 @@ class Trained:
     calibrated: dict[str, Scores]
 
 
-def scored(rows: Sequence[Row], found: Mapping[str, Quantiles], known: Mapping[str, float], seed: int) -> Trained:
-    """Scores of what was foretold for each prompt (`found`), with the models' known offsets added.
+def scored(rows: Sequence[Row], found: Callable[[Row], Quantiles], known: Mapping[str, float], seed: int) -> Trained:
+    """Scores of what was foretold for each row (`found`), with the models' known offsets added.
 
     Calibrated: most of the median error of the first answers of (source, model) is added.
     """
@@ -34,7 +34,7 @@ def scored(rows: Sequence[Row], found: Mapping[str, Quantiles], known: Mapping[s
     first: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in shuffled:
         y, shift = math.log(row.output_tokens), known.get(row.model, 0.0)
-        q10, q50, q90 = (q + shift for q in found[row.pid])
+        q10, q50, q90 = (q + shift for q in found(row))
         for name in (row.source, "all"):
             cold[name].append((y, (q10, q50, q90)))
         errors = first[row.source, row.model]

@@ -1,15 +1,16 @@
 """An exported model as `eval` and `inspect` use it: what it is, what it says of a prompt, how good it is. Shell."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.tagger import vocabulary
 from gateway.tagger.records import Row
+from predictor.model_names import model_key
 from predictor.prompts import view_of
-from predictor.tagger_text import TOKENS_MAX, EncoderText, encoder_text
+from predictor.tagger_text import TOKENS_MAX, EncoderText, encoder_text, models_of
 
 HOME = Path(__file__).resolve().parents[2] / "predictor" / "tagger_models"
 MODEL, TOKENIZER = "lengths.onnx", "tokenizer.json"
@@ -27,6 +28,7 @@ class Facts:
     outputs: tuple[str, ...]
     p50_ms: float
     p99_ms: float
+    models: tuple[str, ...]  # whose names it reads; none: it reads none
 
 
 class Shipped:
@@ -39,20 +41,31 @@ class Shipped:
         self._folder = folder
         self._session = session(folder / MODEL)
         self._tokenizer = vocabulary.load(folder / TOKENIZER)
-        self._read, _ = vocabulary.reader(self._tokenizer)
+        self._read, marks = vocabulary.reader(self._tokenizer)
+        self._models = models_of(self._tokenizer.get_vocab())
+        self._keys = marks.models
 
-    def of_text(self, text: EncoderText) -> tuple[float, float, float]:
+    def of_text(self, text: EncoderText, model: str = "") -> tuple[float, float, float]:
         """Log-token quantiles."""
-        return answer(self._session, self._read(text))
+        return answer(self._session, self._read(text, model))
 
-    def of_prompt(self, prompt: str) -> tuple[int, tuple[float, float, float]]:
+    def of_prompt(self, prompt: str, model: str = "") -> tuple[int, tuple[float, float, float]]:
         """Tokens read, and log-token quantiles."""
-        ids = self._read(encoder_text(view_of({"prompt": prompt})))
+        ids = self._read(encoder_text(view_of({"prompt": prompt})), model)
         return len(ids), answer(self._session, ids)
 
-    def of_rows(self, rows: Sequence[Row]) -> dict[str, tuple[float, float, float]]:
-        """By prompt."""
-        return {pid: self.of_text(row.text) for pid, row in {row.pid: row for row in rows}.items()}
+    def of_rows(self, rows: Sequence[Row]) -> Callable[[Row], tuple[float, float, float]]:
+        """Each row's, reckoned once for rows that are read alike."""
+        known: dict[tuple[str, str], tuple[float, float, float]] = {}
+
+        def found(row: Row) -> tuple[float, float, float]:
+            return known[row.pid, row.model if model_key(row.model) in self._keys else ""]
+
+        for row in rows:
+            model = row.model if model_key(row.model) in self._keys else ""
+            if (row.pid, model) not in known:
+                known[row.pid, model] = self.of_text(row.text, model)
+        return found
 
     def facts(self) -> Facts:
         """Sizes, names and time."""
@@ -67,7 +80,9 @@ class Shipped:
         inputs = tuple([one.name for one in self._session.get_inputs()])
         outputs = tuple([one.name for one in self._session.get_outputs()])
         entries = self._tokenizer.get_vocab_size()
-        return Facts(model_bytes, tokenizer_bytes, entries, inputs, outputs, times[TIMED // 2], times[TIMED * 99 // 100])
+        return Facts(
+            model_bytes, tokenizer_bytes, entries, inputs, outputs, times[TIMED // 2], times[TIMED * 99 // 100], self._models
+        )
 
 
 def session(path: Path) -> Any:

@@ -15,16 +15,28 @@ from onnx import TensorProto, helper, numpy_helper
 from predictor.features import FEATURES
 from predictor.grams import Grams
 from predictor.treefile import BRANCH, FEATURES_KEY, LEAF
-from predictor.trees import GRAM_SCALE_MIN, GRAM_SCALES, GRAM_WEIGHTS, LINEAR, SHIFT, TARGETS, WORD_WEIGHTS
+from predictor.trees import (
+    GRAM_SCALE_MIN,
+    GRAM_SCALES,
+    GRAM_WEIGHTS,
+    LINEAR,
+    SHIFT,
+    STRETCH_AT,
+    STRETCH_TO,
+    TARGETS,
+    WORD_WEIGHTS,
+    Stretch,
+)
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """The trees of one target, as LightGBM dumps them."""
+    """The trees of one target, as LightGBM dumps them. `shares`: what each counts; empty: all as they are."""
 
     trees: Sequence[Mapping[str, Any]]
+    shares: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -54,15 +66,15 @@ class _Table:
 
 
 def onnx_of(
-    ensembles: Sequence[Ensemble], linear: Floats, words: Floats | None, grams: tuple[Floats, Floats] | None = None
+    ensembles: Sequence[Ensemble],
+    linear: Floats,
+    words: Floats | None,
+    grams: tuple[Floats, Floats] | None = None,
+    stretch: Stretch | None = None,
 ) -> bytes:
-    """The file. `linear`: a weight for each feature; `words`: one for each bucket, or None; `grams`: weights and scales."""
-    table = _Table()
-    tree = 0
-    for target, ensemble in enumerate(ensembles):
-        for dumped in ensemble.trees:
-            _add(table, tree, target, dumped["tree_structure"])
-            tree += 1
+    """The file. `linear`: a weight for each feature; `words`: one for each bucket, or None; `grams`: weights and scales;
+    `stretch`: what makes logs of tokens of the trees' sums, if those are none already."""
+    table = _table_of(ensembles)
     tensors = [
         numpy_helper.from_array(linear.astype(np.float32).reshape(-1, 1), LINEAR),
         numpy_helper.from_array(np.zeros(TARGETS, np.float32), SHIFT),
@@ -82,6 +94,8 @@ def onnx_of(
             inputs.append(helper.make_tensor_value_info(part, TensorProto.INT64, [f"n_{part}"]))
             nodes += _gram_nodes(part)
             columns.append(f"{part}_weighed")
+    if stretch is not None:
+        tensors += _stretch_tensors(stretch)
     nodes += [
         helper.make_node("Concat", columns, ["seen"], axis=1),
         helper.make_node(
@@ -91,8 +105,9 @@ def onnx_of(
             domain="ai.onnx.ml",
             **table.attributes(),
         ),
+        *([] if stretch is None else _stretch_nodes()),
         helper.make_node("MatMul", ["numbers", LINEAR], ["straight"]),
-        helper.make_node("Add", ["grown", "straight"], ["sum"]),
+        helper.make_node("Add", ["grown" if stretch is None else "stretched", "straight"], ["sum"]),
         helper.make_node("Add", ["sum", SHIFT], ["quantiles"]),
     ]
     output = helper.make_tensor_value_info("quantiles", TensorProto.FLOAT, [1, TARGETS])
@@ -134,15 +149,56 @@ def _gram_nodes(part: str) -> list[Any]:
     ]
 
 
-def _add(table: _Table, tree: int, target: int, top: Mapping[str, Any]) -> None:
-    """All nodes of a tree, each before its children."""
+def _stretch_tensors(stretch: Stretch) -> list[TensorProto]:
+    """Its points, and what adds up to it: the first piece's slope all along, and from each point on by how much it changes."""
+    at, to = np.array(stretch.at), np.array(stretch.to)
+    slopes = np.diff(to) / np.diff(at)
+    floors = np.zeros((1, len(slopes)))
+    floors[0, 0] = -1e9
+    made = {
+        STRETCH_AT: at,
+        STRETCH_TO: to,
+        "stretch_from": at[:-1].reshape(1, -1),
+        "stretch_floors": floors,
+        "stretch_turns": np.diff(slopes, prepend=0.0).reshape(-1, 1),
+        "stretch_first": to[:1].reshape(1, 1),
+    }
+    tensors = [numpy_helper.from_array(values.astype(np.float32), name) for name, values in made.items()]
+    shapes = {"down": [TARGETS, 1], "across": [1, TARGETS]}
+    return tensors + [numpy_helper.from_array(np.array(shape, np.int64), name) for name, shape in shapes.items()]
+
+
+def _stretch_nodes() -> list[Any]:
+    return [
+        helper.make_node("Reshape", ["grown", "down"], ["scores"]),
+        helper.make_node("Sub", ["scores", "stretch_from"], ["stretch_past"]),
+        helper.make_node("Max", ["stretch_past", "stretch_floors"], ["stretch_reached"]),
+        helper.make_node("MatMul", ["stretch_reached", "stretch_turns"], ["stretch_risen"]),
+        helper.make_node("Add", ["stretch_risen", "stretch_first"], ["stretch_sum"]),
+        helper.make_node("Reshape", ["stretch_sum", "across"], ["stretched"]),
+    ]
+
+
+def _table_of(ensembles: Sequence[Ensemble]) -> _Table:
+    table = _Table()
+    tree = 0
+    for target, ensemble in enumerate(ensembles):
+        for dumped, share in zip(ensemble.trees, ensemble.shares or [1.0] * len(ensemble.trees), strict=True):
+            _add(table, tree, (target, share), dumped["tree_structure"])
+            tree += 1
+    return table
+
+
+def _add(table: _Table, tree: int, of: tuple[int, float], top: Mapping[str, Any]) -> None:
+    """All nodes of a tree, each before its children. `of`: the target, and what the tree counts."""
+    target, share = of
     todo: list[tuple[int, Mapping[str, Any]]] = [(0, top)]
     count = 1
     while todo:
         number, node = todo.pop()
         if "leaf_value" in node and "split_feature" not in node:
             table.add(tree, number, None)
-            table.leaf(tree, number, target, float(node["leaf_value"]))
+            table.leaf(tree, number, target, share * float(node["leaf_value"]))
             continue
         low, high = count, count + 1
         count += 2

@@ -77,8 +77,8 @@ def between(table: Table, one: str, other: str) -> Noise | None:
     return Noise(f"{one} by {other}", len(rows), scores(rows.logs, told, sources))
 
 
-def by_all_others(table: Table, models: tuple[str, ...], name: str) -> Noise:
-    """A model's answers by the mean of all other models' answers to the same prompt, their own levels removed."""
+def others_mean(table: Table, models: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each prompt the mean of all but those models' answers to it, their own levels removed, and how many there are."""
     kinds = np.char.add(np.char.add(table.models, "|"), table.of("source"))
     _, place = np.unique(kinds, return_inverse=True)
     sums = np.bincount(place, table.logs) / np.bincount(place)
@@ -86,6 +86,12 @@ def by_all_others(table: Table, models: tuple[str, ...], name: str) -> Noise:
     others = ~np.isin(table.models, models)
     count = np.bincount(table.prompt[others], minlength=len(table.prompts))
     mean = np.bincount(table.prompt[others], left[others], minlength=len(table.prompts)) / np.maximum(count, 1)
+    return mean, count
+
+
+def by_all_others(table: Table, models: tuple[str, ...], name: str) -> Noise:
+    """A model's answers by the mean of all other models' answers to the same prompt, their own levels removed."""
+    mean, count = others_mean(table, models)
     rows = table.rows(np.isin(table.models, models) & (count[table.prompt] > 0))
     sources = rows.of("source")
     told = mean[rows.prompt]

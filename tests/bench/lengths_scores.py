@@ -4,7 +4,7 @@ All in natural logs of tokens. "Within" is the mean over sources of at least 100
 telling workloads apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ LONG = np.log(400)
 WITHIN_ROWS_MIN = 100
 DRAWS = 300
 LEVELS = (0.1, 0.5, 0.9)
+Measure = Callable[[np.ndarray, np.ndarray], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,15 @@ class Scores:
     pair: float
     tau_within: float
     auc400: float
+    mae: float  # in tokens, as the paper scores
+    acc50: float  # share that is off by at most 50 tokens
+    acc100: float
 
 
 def scores(truth: np.ndarray, told: np.ndarray, sources: np.ndarray) -> Scores:
     """Of point predictions (medians)."""
     errors = np.abs(truth - told)
+    tokens = np.abs(np.exp(truth) - np.exp(told))
     return Scores(
         float(errors.mean()),
         float((errors <= np.log(2)).mean()),
@@ -38,6 +43,9 @@ def scores(truth: np.ndarray, told: np.ndarray, sources: np.ndarray) -> Scores:
         pairs(truth, told),
         within(truth, told, sources),
         auc(truth > LONG, told),
+        float(tokens.mean()),
+        float((tokens <= 50).mean()),
+        float((tokens <= 100).mean()),
     )
 
 
@@ -87,8 +95,19 @@ def gain(truth: np.ndarray, ours: np.ndarray, theirs: np.ndarray, groups: np.nda
     return float(low), float(tau(truth, ours) - tau(truth, theirs)), float(high)
 
 
-def resampled(predictions: Sequence[np.ndarray], truth: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Tau of each prediction on each of DRAWS draws of groups."""
+def interval(measure: Measure, truth: np.ndarray, told: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
+    """The ends of a 90 % interval of one prediction's figure, groups drawn anew."""
+    low, high = np.percentile(resampled([told], truth, groups, measure)[0], [5, 95])
+    return float(low), float(high)
+
+
+def log_mae(truth: np.ndarray, told: np.ndarray) -> float:
+    """Mean absolute error."""
+    return float(np.abs(truth - told).mean())
+
+
+def resampled(predictions: Sequence[np.ndarray], truth: np.ndarray, groups: np.ndarray, measure: Measure = tau) -> np.ndarray:
+    """Tau (or another figure) of each prediction on each of DRAWS draws of groups."""
     rng = np.random.default_rng(1)
     _, place = np.unique(groups, return_inverse=True)
     order = np.argsort(place, kind="stable")
@@ -98,14 +117,14 @@ def resampled(predictions: Sequence[np.ndarray], truth: np.ndarray, groups: np.n
         chosen = rng.integers(0, place.max() + 1, place.max() + 1)
         rows = np.concatenate([order[bounds[group] : bounds[group + 1]] for group in chosen])
         for number, told in enumerate(predictions):
-            result[number, draw] = tau(truth[rows], told[rows])
+            result[number, draw] = measure(truth[rows], told[rows])
     return result
 
 
 def table(title: str, rows: dict[str, Scores]) -> str:
     """For people."""
-    lines = [f"\n{title}", f"{'':44s} log-MAE    x2     tau    pair  within  auc400"]
+    lines = [f"\n{title}", f"{'':44s} log-MAE    x2     tau    pair  within  auc400    MAE Acc-50 Acc-100"]
     for name, one in rows.items():
         figures = f"{one.log_mae:7.3f} {one.x2:6.3f} {one.tau:7.3f} {one.pair:7.3f} {one.tau_within:7.3f} {one.auc400:7.3f}"
-        lines.append(f"{name:44s} {figures}")
+        lines.append(f"{name:44s} {figures} {one.mae:6.0f} {one.acc50:6.3f} {one.acc100:7.3f}")
     return "\n".join(lines)

@@ -75,9 +75,11 @@ PEERS: Mapping[str, Recipe] = {
     "smg-least-load": router("v_smg", "least_load", "smg", "launch", more=OPEN),
     "leeway-po2": leeway('policy = "po2"\n'),
     "leeway": leeway(),
-    # Not compared by default: Leeway told what its engines are, Leeway without its line.
+    # Not compared by default: Leeway told what its engines are, Leeway without its line, Leeway with
+    # bounds to who may overtake whom.
     "leeway-told": leeway(engine_settings=TOLD),
     "leeway-early": leeway('binding = "early"\n'),
+    "leeway-bounded": leeway("overtaking_s = 20.0\nmargin = 0.06\n"),
     "leeway-early-told": leeway('binding = "early"\n', TOLD),
 }
 COMPARED = (

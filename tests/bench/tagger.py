@@ -1,8 +1,8 @@
 """What predicting lengths costs, and whether it answers in time. `make bench-tagger`
 
-Cache and skip are off, so every request is asked about; the models are those shipped. Three parts: thread CPU time of
-each layer for one prompt, over a mix of prompts, beside a fixed reference loop; the tagger's process asked 30 times a
-second at random moments, it and who asks on one core; and two gateways on that core, one with the tagger and one
+Cache and skip are off, so every request is asked about; the models are those shipped, or those of --models. Three parts:
+thread CPU time of each layer for one prompt, over a mix of prompts, beside a fixed reference loop; the tagger's process asked
+30 times a second at random moments, it and who asks on one core; and two gateways on that core, one with the tagger and one
 without, which relay paced streams while requests come at the same rate: how long an event is under way in each. The last
 line on standard output is JSON.
 """
@@ -74,8 +74,8 @@ def reference() -> int:
 class Costs:
     """The layers, called as the two processes call them."""
 
-    def __init__(self) -> None:
-        self.models = Models(SHIPPED)
+    def __init__(self, folder: Path) -> None:
+        self.models = Models(folder)
         self.models.warm()
         self.tagger = LengthTagger()
 
@@ -93,9 +93,9 @@ class Costs:
         self.models.encoder(self.cheap(data)[0])
 
 
-def costs(rounds: int) -> dict[str, float]:
+def costs(rounds: int, folder: Path) -> dict[str, float]:
     """Milliseconds of CPU time."""
-    layers = Costs()
+    layers = Costs(folder)
     bodies = [body(text) for text in PROMPTS]
     cheap = [timed_ms(layers.cheap, data) for _ in range(rounds) for data in bodies]
     views = [layers.cheap(data)[0] for data in bodies]
@@ -130,11 +130,11 @@ def schedstat() -> tuple[int, int]:
     return ran, waited
 
 
-async def in_service(seconds: float) -> dict[str, float]:
+async def in_service(seconds: float, folder: Path) -> dict[str, float]:
     """How many questions are answered in whole before their deadline, and how long that takes."""
     loop, rng = asyncio.get_running_loop(), random.Random(3)
     up = asyncio.Event()
-    link = TagLink(loop, command_of(""), 64, 0.01, lambda what, _: up.set() if what == "up" else None)
+    link = TagLink(loop, command_of(str(folder)), 64, 0.01, lambda what, _: up.set() if what == "up" else None)
     link.start()
     await asyncio.wait_for(up.wait(), 60)
     asked, answers, tooks = 0, 0, []
@@ -240,15 +240,15 @@ async def port_of(path: Path) -> int:
     raise TimeoutError(path.read_text())
 
 
-def settings(backends: list[ScriptedBackend], mode: str) -> str:
+def settings(backends: list[ScriptedBackend], mode: str, folder: Path) -> str:
     """A gateway's file: shipped defaults, a policy that waits for lengths, cache and skip off."""
     served = "\n".join(f'[[backends]]\nname = "{b.name}"\nurl = "{b.url}"\nmodels = ["m"]' for b in backends)
-    tagger = f'[tagger]\nmode = "{mode}"\nskip = false\ncache_entries = 0\n'
+    tagger = f'[tagger]\nmode = "{mode}"\nskip = false\ncache_entries = 0\nmodels = "{folder}"\n'
     listen = '[listen]\ndata = "127.0.0.1:0"\ncontrol = "127.0.0.1:0"\n'
     return f'{listen}[models."*"]\npolicy = "po2"\n{tagger}[log]\nqueue_lines = 100\n{served}\n'
 
 
-async def relay(rounds: int, home: Path) -> dict[str, float]:
+async def relay(rounds: int, home: Path, folder: Path) -> dict[str, float]:
     """How long events are under way through a gateway with the tagger, against one without."""
     backends = [ScriptedBackend(f"b{number}") for number in range(4)]
     for backend in backends:
@@ -257,7 +257,7 @@ async def relay(rounds: int, home: Path) -> dict[str, float]:
     delays: dict[str, list[list[float]]] = {"on": [], "off": []}
     logs = {mode: (home / f"{mode}.log").open("wb") for mode in delays}
     for mode in delays:
-        (home / f"{mode}.toml").write_text(settings(backends, mode))
+        (home / f"{mode}.toml").write_text(settings(backends, mode, folder))
     command = (sys.executable, "-m", "gateway", "serve")
     with (
         running([*command, str(home / "on.toml")], core=0, output=logs["on"]),
@@ -284,13 +284,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds of the relay part")
     parser.add_argument("--seconds", type=float, default=30.0, help="of the part in service")
+    parser.add_argument("--models", type=Path, default=SHIPPED, help="folder of trees.onnx, lengths.onnx and tokenizer.json")
     options = parser.parse_args()
+    folder = options.models.resolve()
     with on_core(0):
-        figures = costs(60)
+        figures = costs(60, folder)
         print(figures, file=sys.stderr)
-        figures |= asyncio.run(in_service(options.seconds))
+        figures |= asyncio.run(in_service(options.seconds, folder))
     with on_core(1 if (os.cpu_count() or 1) > 1 else 0), tempfile.TemporaryDirectory() as home:
-        figures |= asyncio.run(relay(options.rounds, Path(home)))
+        figures |= asyncio.run(relay(options.rounds, Path(home), folder))
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 

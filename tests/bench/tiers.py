@@ -2,8 +2,8 @@
 
 Thread CPU time of all that CascadeScheduler does beside vLLM's own schedule() and the publishing (bench-sidecar has
 that): opening the queue, putting everybody into tiers, the search for someone to give way, ranks for a full KV cache, the
-order as it is published, and the count after the step; one request leaves and one comes every five
-steps. The last line is JSON.
+tokens of prompts that are begun (`_begun`: four of the running ones are, and two slots are free), the order as it is
+published, and the count after the step; one request leaves and one comes every five steps. The last line is JSON.
 """
 
 import argparse
@@ -12,10 +12,13 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from backends.cascade import Cascade, CascadeOptions, Standing, standing
+from backends.cascade import Cascade, CascadeOptions
 from backends.cascade_queue import BudgetQueue
+from backends.cascade_step import Room
+from backends.standing import Standing, standing
 
 RUNNING, WAITING, STEPS = 16, 64, 4000
+BEGUN, BEGUN_TOKENS, CHUNK, FREE = 4, 50_000, 2048, 2
 STEP_S = 0.02
 BEGIN_S = 1_800_000_000.0
 REFERENCE_LOOPS = 200_000
@@ -32,21 +35,26 @@ class InEngine:
     num_output_tokens: int = 0
     leeway_expected: int = 200
     priority: int = 0
-    next_decode_eligible_step: int = 0
 
 
 class Engine:
-    """16 decode, 64 wait: a third without an SLO, a third that cannot be in time, a third that can."""
+    """16 run, 64 wait: a third without an SLO, a third that cannot be in time, a third that can. Of those that run `begun`
+    have prompts that are being computed, the others decode."""
 
-    def __init__(self, order: str) -> None:
+    def __init__(self, order: str, begun: int) -> None:
         self.now_s = BEGIN_S
-        self.cascade = Cascade(CascadeOptions(order), RUNNING)
+        self._free = FREE if begun else 0
+        self.cascade = Cascade(CascadeOptions(order), RUNNING + self._free)
         self.queue = BudgetQueue(self.cascade)
         self._serial = 0
         self.queue.open(self.now_s)
         self.running = [self._request() for _ in range(RUNNING)]
-        for one in self.running:
+        for one in self.running[begun:]:
             one.num_computed_tokens, one.num_output_tokens = one.num_prompt_tokens, 1
+        self._begun = self.running[:begun]
+        self._given: dict[str, int] = {}
+        for one in self._begun:
+            one.num_prompt_tokens = BEGUN_TOKENS
         for _ in range(WAITING):
             self.queue.add_request(self._request())
 
@@ -59,9 +67,11 @@ class Engine:
     def step(self, tight: bool) -> float:
         """One step; its CPU seconds."""
         self.now_s += STEP_S
-        for one in self.running:
+        for one in self.running[len(self._begun) :]:
             one.num_computed_tokens += 1
             one.num_output_tokens += 1
+        for one in self._begun:
+            one.num_computed_tokens = (one.num_computed_tokens + self._given.get(one.request_id, 0)) % BEGUN_TOKENS
         began_s = time.thread_time()
         self.queue.open(self.now_s)
         self.cascade.begin(self.running, self.now_s)
@@ -70,6 +80,8 @@ class Engine:
             self.cascade.victim(self.running, urgent, self.now_s)
         if tight:
             self.cascade.rank(self.running, self.now_s)
+        room = Room(CHUNK - RUNNING + len(self.cascade.handout.left), self._free, 10_000, 16)
+        self._given = self.cascade.hand_out(self.running, room, bool, self.now_s)
         published = [*self.queue]
         self.cascade.end(self.queue.close(), {one.request_id: 1 for one in self.running})
         spent_s = time.thread_time() - began_s
@@ -78,15 +90,15 @@ class Engine:
 
     def change(self) -> None:
         """One leaves, the next begins, another comes."""
-        self.running.pop(0)
+        self.running.pop(len(self._begun))
         self.running.append(self.queue.pop_request())
         self.running[-1].num_computed_tokens = self.running[-1].num_prompt_tokens
         self.queue.add_request(self._request())
 
 
-def cost_us(order: str, tight: bool) -> float:
+def cost_us(order: str, tight: bool, begun: int) -> float:
     """Mean over the steps."""
-    engine, spent_s = Engine(order), 0.0
+    engine, spent_s = Engine(order, begun), 0.0
     for number in range(STEPS):
         spent_s += engine.step(tight)
         if number % 5 == 0:
@@ -109,9 +121,9 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     figures: dict[str, float] = {}
     for order in ("mh", "lrb", "sjf"):
-        for tight in (False, True):
-            name = f"tiers_{order}{'_full' if tight else ''}_us"
-            figures[name] = round(statistics.median(cost_us(order, tight) for _ in range(rounds)), 1)
+        for tight, begun in ((False, 0), (True, 0), (False, BEGUN), (True, BEGUN)):
+            name = f"tiers_{order}{'_full' if tight else ''}{'_begun' if begun else ''}_us"
+            figures[name] = round(statistics.median(cost_us(order, tight, begun) for _ in range(rounds)), 1)
             print(f"{name:24} {figures[name]:6.1f} us a step")
     figures["reference_loop_us"] = round(reference_us(), 4)
     print(json.dumps(figures))

@@ -13,13 +13,14 @@ from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Request
 from predictor.snapshot import Resident, Snapshot, held_blocks
 
-SOURCE = Path(__file__).parents[2] / "predictor" / "kernel.py"
+PREDICTOR = Path(__file__).parents[2] / "predictor"
 
 
-def source_form() -> ModuleType:
-    """The module as it stands, whatever lies compiled beside it."""
-    loader = importlib.machinery.SourceFileLoader("kernel_from_source", str(SOURCE))
-    spec = importlib.util.spec_from_file_location("kernel_from_source", SOURCE, loader=loader)
+def source_form(name: str) -> ModuleType:
+    """A module of the predictor as it stands, whatever lies compiled beside it."""
+    source = PREDICTOR / f"{name}.py"
+    loader = importlib.machinery.SourceFileLoader(f"{name}_from_source", str(source))
+    spec = importlib.util.spec_from_file_location(f"{name}_from_source", source, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
@@ -36,7 +37,7 @@ def has_compiler() -> bool:
     return shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is not None
 
 
-FORMS = {"source": source_form()}
+FORMS = {"source": source_form("kernel")}
 if is_compiled(kernel):
     FORMS["compiled"] = kernel
 

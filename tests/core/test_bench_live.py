@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import looptime
 import pytest
 
 from backends.mock_ask import decode_chat
@@ -147,7 +148,8 @@ def test_requests_leave_on_time_though_nobody_answers_and_silence_is_no_success(
         async with server:
             return await Load(server.sockets[0].getsockname()[1], schedule(10)).run(time.monotonic(), 0.3)
 
-    seen = asyncio.run(run())
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:  # a busy machine does not use up the time to wait
+        seen = runner.run(run())
     assert len(heard) == len(seen) == 10
     assert {one.problem for one in seen} == {"unfinished"}
 

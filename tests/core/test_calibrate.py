@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from predictor.calibrate import FACTOR_MAX, FACTOR_MIN, Spread, Step, StepCorrection, fit, mean_error
+from predictor.calibrate import FACTOR_MAX, FACTOR_MIN, Step, StepCorrection, fit, mean_error
 from predictor.profile import StepProfile
 from predictor.sighting import Sighting, StepWork
 from predictor.snapshot import Snapshot
+from predictor.spread import Spread
 from tests.core.states import PAPER, PAPER_LIMITS
 
 H100 = StepProfile(6.72e-3, 19.4e-6, 13.6e-6, 41.3e-9, pair_s=808e-12, knee_tokens=192, form="h")
@@ -115,11 +116,15 @@ def test_a_published_step_is_taken_in() -> None:
 
 def test_spread_is_where_nine_in_ten_stay() -> None:
     spread = Spread(window=100)
-    assert (spread.q90, spread.median) == (1.0, 1.0)
+    assert (spread.q10, spread.q90, spread.median) == (1.0, 1.0, 1.0)
     for number in range(300):
         spread.saw(1.0, 1.0 + (number % 100) / 100)
     assert spread.q90 == pytest.approx(1.9, abs=0.02)
     assert spread.median == pytest.approx(1.5, abs=0.02)
+    assert spread.q10 == 1.0, "at most 1"
+    for number in range(100):
+        spread.saw(1.0, 0.5 + number / 100)
+    assert (spread.q10, spread.q90) == (pytest.approx(0.6, abs=0.02), pytest.approx(1.4, abs=0.02))
     spread.saw(0.0, 1.0)
     spread.saw(1.0, float("nan"))
     for _ in range(100):

@@ -6,8 +6,10 @@ from random import Random
 
 import pytest
 
-from backends.cascade import Cascade, CascadeOptions, EnginePace, Standing, options, standing
+from backends.cascade import Cascade, CascadeOptions, EnginePace, options
 from backends.cascade_queue import HOLD_STEPS, BudgetQueue
+from backends.cascade_step import IN_VAIN_STEPS, Room
+from backends.standing import Standing, standing
 from predictor.places import TIER_2
 
 NOW_S = 1_800_000_000.0
@@ -24,7 +26,6 @@ class Held:
     num_output_tokens: int = 0
     leeway_expected: int = 50
     priority: int = 0
-    next_decode_eligible_step: int = 0
 
 
 def held(name: str, prompt: int = 100, arrival_s: float = NOW_S, **hints: object) -> Held:
@@ -164,8 +165,9 @@ def test_the_victim_is_the_largest_budget_that_affords_its_redo() -> None:
 
 def test_a_prompt_that_is_late_anyway_gives_its_blocks_first() -> None:
     queue, cascade = line(slots=4)
-    late, small, early = (held(name, 900, ttft_ms=900.0) for name in ("late", "small", "early"))
-    late.leeway.tier = small.leeway.tier = 2
+    late, small, early = (
+        held(name, 900, ttft_ms=ttft_ms) for name, ttft_ms in (("late", 1.0), ("small", 1.0), ("early", 900.0))
+    )
     late.num_computed_tokens, small.num_computed_tokens, early.num_computed_tokens = 300, 100, 600
     running = [early, late, small, decoding("loose", 110, tpot_ms=900, ttft_ms=900)]
     cascade.begin(running, NOW_S)
@@ -182,6 +184,59 @@ def test_a_prompt_that_is_late_anyway_gives_its_blocks_first() -> None:
     cascade.rank(running, NOW_S)
     assert late.priority == small.priority > max(running[0].priority, running[3].priority)
     assert cascade.gives_blocks(NOW_S + 200.0) is None, "whoever has waited long keeps them"
+
+
+def handed(cascade: Cascade, running: list[Held], tokens: int = 100, blocks: int = 1000) -> dict[str, int]:
+    """What those begun may have of a step."""
+    cascade.begin(running, NOW_S)
+    return cascade.hand_out(running, Room(tokens, 4 - len(running), blocks, 16), lambda _: True, NOW_S)
+
+
+def test_a_begun_prompt_stands_in_the_same_order_as_those_who_wait() -> None:
+    queue, cascade = line(slots=4)
+    long = held("long", 5000, ttft_ms=60_000.0)
+    long.num_computed_tokens = 200
+    assert handed(cascade, [long]) == {"long": 100}
+    queue.add_request(held("sooner", 30, ttft_ms=3000.0))
+    queue.add_request(held("later", 30, ttft_ms=90_000.0))
+    assert [one.request_id for one in queue] == ["sooner", "later"]
+    assert queue.peek_request().request_id == "sooner"
+    assert handed(cascade, [long]) == {"long": 70}, "what the sooner one leaves; the later one comes after it"
+    other = held("other", 40, ttft_ms=2000.0)
+    assert handed(cascade, [long, other]) == {"other": 40, "long": 30}
+    other.num_computed_tokens, other.num_output_tokens = 40, 1
+    assert handed(cascade, [long, other]) == {"long": 70}, "it decodes"
+    assert len(cascade.queue) == 3
+    assert handed(cascade, []) == {}
+    assert len(cascade.queue) == len(queue) == 2, "aborted"
+
+
+def test_tokens_are_left_only_for_whom_the_engine_can_admit() -> None:
+    queue, cascade = line(slots=4)
+    long = held("long", 5000, ttft_ms=60_000.0)
+    queue.add_request(held("sooner", 30, ttft_ms=3000.0))
+    assert handed(cascade, [long], blocks=1) == {"long": 100}, "two blocks are needed"
+    full = [long, *(decoding(f"d{number}", 110) for number in range(3))]
+    assert handed(cascade, full) == {"long": 100}, "no slot"
+    assert handed(cascade, [long]) == {"long": 70}
+    cascade.end([], {"long": 70})  # it was not admitted, for whatever reason
+    assert handed(cascade, [long]) == {"long": 100}
+    for _ in range(IN_VAIN_STEPS):
+        handed(cascade, [long])
+    assert handed(cascade, [long]) == {"long": 70}, "tried again"
+
+
+def test_a_begun_prompt_that_gave_way_or_whose_prefix_is_there_counts_with_what_is_left() -> None:
+    queue, cascade = line(slots=4, order="sjf")
+    cached, begun = held("cached", 400, ttft_ms=3000.0), held("begun", 500, ttft_ms=3000.0)
+    cached.leeway.cached, begun.num_computed_tokens = 350, 400
+    queue.add_request(cached)
+    assert handed(cascade, [begun]) == {"begun": 50}, "50 tokens of 400 are to be computed"
+    begun.num_computed_tokens = 0
+    queue.prepend_request(begun)
+    assert (begun.request_id in queue._requests, len(queue), len(cascade.queue)) == (True, 2, 2)
+    assert [one.request_id for one in queue] == ["cached", "begun"]
+    assert handed(cascade, []) == {}
 
 
 def test_without_an_slo_the_cheapest_redo_gives_way_and_is_due_again_soon() -> None:

@@ -139,8 +139,13 @@ def test_every_clash_is_told_at_once_with_both_names(tmp_path: Path) -> None:
         (b"\xff", "not UTF-8"),
         ("a = 1\na = 2\nb = 3", "line 2"),
         ("[[backends]]\nname = 'a'", "backends.0.url: Field required"),
-        ("listen = 5", "listen: must be an object"),
-        ("backends = {}", "backends: must be a list"),
+        ("listen = 5", "listen: must be an object, as in [listen]"),
+        ("backends = {}", "backends: must be a list, as in [[backends]]"),
+        ("[[models]]\nname = 'm'", "models: must be an object, as in [models.NAME]"),
+        ("[listen]\ndata = '[::1]:80'\ncontrol = '[::1]:80'", "listen.control: [::1]:80 is the address of listen.data, too"),
+        ("[admin]\nkey = 'canäry'", "admin.key: a key may only hold visible ASCII characters"),
+        ("[admin]\nkey = 'two words'", "admin.key: a key may only hold visible ASCII characters"),
+        ("[[backends]]\nname = 'a'\nurl = 'http://h'\nkv_replay = 'tcp://h:1'", "backends.0.kv_replay: needs kv_events"),
         ('_env_file = "x"', "_env_file: no such option"),
         ('_secrets_dir = "x"', "_secrets_dir: no such option"),
         ("[timeouts]\nhead_s = inf", "timeouts.head_s: "),
@@ -183,6 +188,18 @@ def test_the_environment_is_over_the_file_key_by_key(tmp_path: Path, monkeypatch
     config = loaded(tmp_path, BACKEND.format("a") + "[limits]\nheaders = 50\nurl_bytes = 300\n")
     assert (config.limits.headers, config.limits.url_bytes, config.usage) == (60, 300, "off")
     assert [backend.name for backend in config.backends] == ["e"]
+
+
+def test_a_token_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, "[[backends]]\nname = 'a'\nurl = 'http://h'\nsidecar_token = 987654321\n")
+    assert "sidecar_token" in line
+    assert "987654321" not in line
+
+
+def test_an_admin_key_of_the_environment_that_no_header_carries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEEWAY_ADMIN_KEY", "canary\nsecret")
+    (line,) = problems(tmp_path, "")
+    assert line == "LEEWAY_ADMIN_KEY: a key may only hold visible ASCII characters, at most 4096"
 
 
 def test_a_variable_s_problem_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +276,17 @@ def test_unreadable_secrets_are_all_named(tmp_path: Path, monkeypatch: pytest.Mo
         "backends.3.api_key: a key may only hold visible ASCII characters, at most 4096",
         "LEEWAY_ADMIN_KEY_FILE: cannot read the secret file /nowhere: No such file or directory",
     ]
+
+
+def test_a_key_that_was_meant_otherwise_is_named(tmp_path: Path) -> None:
+    """An empty file would send none, and nobody replaces variables."""
+    empty = secret(tmp_path, "k", b"\n")
+    text = BACKEND.format("a") + f'api_key_file = "{empty}"\n' + BACKEND.format("b") + 'api_key = "${ENGINE_KEY}"\n'
+    assert problems(tmp_path, text) == [
+        f"backends.0.api_key_file: the secret file {empty} is empty",
+        "backends.1.api_key: variables are not replaced in this file; api_key_file names one that holds the key",
+    ]
+    assert loaded(tmp_path, BACKEND.format("a") + 'api_key = "$2b$x"\n').backends[0].api_key == "$2b$x"
 
 
 def test_the_shown_configuration_hides_secrets(tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ def test_a_length_that_comes_while_it_is_probed_is_what_it_goes_with() -> None:
     assert isinstance(action, Dispatch)
     assert action.job.lengths == longer
     (seat,) = next(view.mirror.seats for view in made._lanes.views if view.name == action.name and view.mirror is not None)
-    assert seat.expected == 400
+    assert seat.rest.median == 400
 
 
 def test_a_job_that_leaves_while_it_is_probed_is_gone() -> None:

@@ -164,8 +164,15 @@ def test_every_job_is_dispatched_at_most_once_and_none_is_lost(
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 1000))
 def test_waiting_is_bounded_however_many_shorter_ones_come(seed: int) -> None:
-    """More than can be served: who comes long enough after a long one does not overtake it."""
-    rng, made, now_s = Random(seed), desk("plan", ("a",), age_rate=120.0), 0.0
+    """Ten times what can be served: who comes long enough after a long one does not overtake it."""
+    by_size = last_to_overtake(seed, turn_after=0.0)
+    assert 15.0 < by_size <= 25.0, "(900 + 0.3 x 7000) / 120 = 25 s of waiting weigh as much as its length"
+    assert last_to_overtake(seed, age_s=40.0) <= 40.0
+
+
+def last_to_overtake(seed: int, **rule: float) -> float:
+    """When the last one came that went before a long one, which came first of all."""
+    rng, made, now_s = Random(seed), desk("plan", ("a",), age_rate=120.0, **rule), 0.0
     live = sent(made.arrived(job("first", 2000, 20), now_s))
     for number in range(40):
         assert made.arrived(job(f"0 {number}", 300, 20), now_s) == []
@@ -183,4 +190,4 @@ def test_waiting_is_bounded_however_many_shorter_ones_come(seed: int) -> None:
             live += sent(made.first_token(name, now_s)) + sent(made.finished(name, 20, now_s))
         live = live[1:] if "long" not in live else live
         assert now_s < 200.0
-    assert 15.0 < overtook_s <= 25.0, "(900 + 0.3 x 7000) / 120 = 25 s of waiting weigh as much as its length"
+    return overtook_s

@@ -27,21 +27,21 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="27500"
 
 
 def test_vllm_s_metrics() -> None:
-    assert vllm_report(VLLM) == EngineReport(9, 0.25, 27500, 16)
+    assert vllm_report(VLLM) == EngineReport(9, 0.25, 27500, 16, (), 4)
     steps = b"""vllm:iteration_tokens_total_bucket{engine="0",le="512.0",model_name="m"} 3.0
 vllm:iteration_tokens_total_bucket{engine="1",le="512.0",model_name="m"} 4.0
 vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"} 8.0
 vllm:iteration_tokens_total_bucket{engine="0",le="oops"} 8.0
 vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 99.0
 """
-    assert vllm_report(VLLM + steps) == EngineReport(9, 0.25, 27500, 16, ((512.0, 7.0), (float("inf"), 8.0)))
+    assert vllm_report(VLLM + steps) == EngineReport(9, 0.25, 27500, 16, ((512.0, 7.0), (float("inf"), 8.0)), 4)
     assert vllm_report(b"process_cpu_seconds_total 5\n") is None
-    assert vllm_report(VLLM.replace(b'"27500"', b'"None"')) == EngineReport(9, 0.25, 0, 16)
+    assert vllm_report(VLLM.replace(b'"27500"', b'"None"')) == EngineReport(9, 0.25, 0, 16, (), 4)
 
 
 def test_sglang_s_metrics() -> None:
     text = b"sglang:num_running_reqs 3\nsglang:num_queue_reqs 1\nsglang:token_usage 0.5\nsglang:max_total_num_tokens 400000\n"
-    assert sglang_report(text) == EngineReport(4, 0.5, 400000, 1)
+    assert sglang_report(text) == EngineReport(4, 0.5, 400000, 1, (), 1)
     assert sglang_report(VLLM) is None
 
 
@@ -151,3 +151,22 @@ def test_a_step_budget_that_was_found_out_reaches_the_mirror() -> None:
     assert (mirror.limits.max_num_batched_tokens, mirror.limits.max_num_seqs) == (512, 512)
     _, limits = believed(replace(SPEC, max_num_batched_tokens=2048), NOT_REPORTED, 0, 512)
     assert limits.max_num_batched_tokens == 2048, "settings win"
+
+
+def test_slots_that_were_found_out_reach_the_mirror() -> None:
+    engines, replica = Engines(), Replica(SPEC)
+    mirror = engines.mirror(replica)
+    for number in range(12):
+        for index in range(3):
+            job = Job(f"j{number}.{index}", "m", 100, LengthEstimate(4, 8, 16, "t"), 5.0 * number)
+            mirror.dispatched(job, 0, 5.0 * number)
+        engines.reported(replica, EngineReport(20, 0.2, 1000, 16, (), 4), 5.0 * number + 1.0)
+        for index in range(3):
+            mirror.finished(f"j{number}.{index}", 5.0 * number + 4.0)
+    assert mirror.limits.max_num_seqs == 17
+    _, limits = believed(replace(SPEC, max_num_seqs=256), NOT_REPORTED, 0, slots=17)
+    assert limits.max_num_seqs == 256, "settings win"
+    engines.reported(replica, EngineReport(60, 0.2, 1000, 16, (), 10), 99.0)
+    assert mirror.limits.max_num_seqs > 50, "more run than it was thought to take"
+    engines.forget(replica.name)
+    assert engines.mirror(Replica(SPEC)).limits.max_num_seqs > 50

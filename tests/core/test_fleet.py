@@ -87,7 +87,7 @@ def test_one_failed_probe_is_enough_before_the_first_use() -> None:
 
 def play(made: Fleet, story: str) -> None:
     """Events of replica a by letter: c t s = connect, timeout, status; 1-9 = reset with that body, r = without one;
-    A = answered; p P = probe failed, went well; d u = dispatched, released."""
+    v w x y z = 500 to such a body; A = answered; p P = probe failed, went well; d u = dispatched, released."""
     replica = one(made)
     for letter in story:
         if letter in "cts":
@@ -95,6 +95,8 @@ def play(made: Fleet, story: str) -> None:
             made.failed(replica, kinds[letter], letter, None, 1.0)  # type: ignore[arg-type]
         elif letter == "r" or letter.isdigit():
             made.failed(replica, "reset", letter, None if letter == "r" else int(letter), 1.0)
+        elif letter in "vwxyz":
+            made.responded(replica, 500, {}, ord(letter), 1.0, 1.0)
         elif letter == "A":
             made.answered(replica, None, 1.0)
         elif letter == "p":
@@ -119,6 +121,11 @@ def play(made: Fleet, story: str) -> None:
         ("ctr", "down", 3),
         ("ppp", "down", 3),
         ("pcp", "down", 3),
+        ("ppPpp", "ready", 2),  # probes count in a row only
+        ("pPpPpPpP", "ready", 0),
+        ("cpPp", "ready", 2),
+        ("ppAcc", "ready", 2),
+        ("ppAccP", "ready", 2),
         ("ccAcc", "ready", 2),
         ("ssAssAss", "ready", 2),
         ("A" * 40, "ready", 0),
@@ -133,6 +140,16 @@ def play(made: Fleet, story: str) -> None:
         ("1c", "ready", 1),
         ("1A2", "ready", 0),
         ("12A3", "ready", 0),
+        ("v", "ready", 0),  # a 5xx is judged as a reset is
+        ("vvvvvvvv", "ready", 0),
+        ("vwvwvw", "ready", 1),
+        ("vwxy", "down", 3),
+        ("vwAxyA", "ready", 0),
+        ("1w2", "ready", 2),
+        ("cv", "ready", 2),
+        ("cccPv", "down", 3),
+        ("cccPvPv", "ready", 2),  # the same body that ended the trial ends no second one
+        ("cccPvPvw", "down", 3),
         ("ccc" + "c" * 9, "down", 3),
         ("cccP", "ready", 2),
         ("cccPA", "ready", 0),
@@ -249,47 +266,6 @@ def test_draining_and_back() -> None:
     made.probed(replica, FOUND, 1.0)
     assert made.routable("m") == (replica, one(made, "b"))
     assert made.models() == ("m",)
-
-
-# -- the poison rule
-
-
-def test_a_body_that_works_elsewhere_is_held_against_who_dropped_it() -> None:
-    made = fleet("a", "b", "c")
-    a, b, c = (one(made, name) for name in "abc")
-    made.failed(a, "reset", "closed", 7, 1.0)
-    made.failed(b, "reset", "closed", 7, 1.1)
-    assert (made.has_drops, a.failures, b.failures) == (True, 0, 0)
-    made.answered(b, 7, 2.0)
-    assert (a.failures, b.failures, made.has_drops) == (1, 0, False)
-    assert a.reason == "dropped a request that works elsewhere"
-    made.answered(c, 7, 2.0)
-    assert a.failures == 1, "told once"
-    made.failed(a, "reset", "closed", 8, 3.0)
-    made.failed(a, "reset", "closed", 9, 3.0)
-    assert a.state == "down"
-
-
-def test_a_body_that_every_backend_drops_is_held_against_nobody() -> None:
-    made = fleet("a", "b", "c")
-    for number, replica in enumerate(made):
-        made.failed(replica, "reset", "closed", 7, 10.0 * number)
-    assert [(r.state, r.failures) for r in made] == [("ready", 0)] * 3
-    assert made.droppers(7, 20.0) == {"a", "b", "c"}
-    assert made.droppers(8, 20.0) == frozenset()
-    assert made.droppers(7, 61.0) == {"b", "c"}
-    made.forget(81.0)
-    assert (made.has_drops, made.droppers(7, 81.0)) == (False, frozenset())
-
-
-def test_blame_skips_who_left_or_is_not_in_use() -> None:
-    made = fleet("a", "b", "c")
-    for name in "ab":
-        made.failed(one(made, name), "reset", "closed", 7, 1.0)
-    made.drain(one(made, "a"), 9.0)
-    made.removed("b")
-    made.answered(one(made, "c"), 7, 2.0)
-    assert (one(made, "a").failures, one(made, "a").state, len(made)) == (0, "draining", 2)
 
 
 # -- views

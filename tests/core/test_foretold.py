@@ -6,7 +6,7 @@ from predictor.foretold import KEPT_MAX, Foretold
 from predictor.oracle import FixedPace, Oracle
 from predictor.profile import PRESETS
 from predictor.request import LengthEstimate
-from predictor.seats import REPAIR_TOKENS
+from predictor.rest import Rest
 from predictor.sighting import Sighting
 from predictor.snapshot import Resident, Snapshot
 from predictor.wire import Ask
@@ -26,12 +26,14 @@ def outputs(lengths: Foretold, *running: Resident, waiting: tuple[Resident, ...]
     return [one.output_tokens for one in (*found.running, *found.waiting)]
 
 
-def test_median_then_upper_quantile_then_a_little_more() -> None:
+def test_an_answer_under_way_goes_on_as_those_do_that_got_so_far() -> None:
     lengths = Foretold()
     lengths.told("a", LENGTHS)
-    for generated, output in ((1, 100), (99, 100), (100, 400), (399, 400), (400, 400 + REPAIR_TOKENS)):
+    for generated in (0, 1, 99, 100, 399, 400):
         one = Resident("a", 10, 10 + generated, generated, 2000)
-        assert outputs(lengths, one, waiting=(replace(one, id="b"),)) == [output, 2000]
+        expected = generated + Rest(LENGTHS).tokens(generated)
+        assert expected > max(99, generated)
+        assert outputs(lengths, one, waiting=(replace(one, id="b"),)) == [expected, 2000]
     assert outputs(lengths, Resident("a", 10, 11, 1, 80)) == [80], "what the engine knows better stays"
 
 

@@ -4,8 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.grams import GRAM_BUCKETS, HEAD_WORDS, SAID_BUCKETS, TAIL_WORDS, TEXT_BUCKETS, Grams, grams_of, spoken_of
-from predictor.prompts import view_of
+from predictor.grams import (
+    GRAM_BUCKETS,
+    HEAD_WORDS,
+    PAST_BUCKETS,
+    SAID_BUCKETS,
+    TAIL_WORDS,
+    TEXT_BUCKETS,
+    Grams,
+    Spoken,
+    grams_of,
+    spoken_of,
+)
+from predictor.prompts import FIRST_CHARS, REPLY_CHARS, view_of
 
 MOST = 2 * (HEAD_WORDS + TAIL_WORDS)
 
@@ -21,7 +32,9 @@ def test_any_text_gives_few_numbers_within_bounds(text: str, times: int) -> None
     assert len(found.text) == len(set(found.text)) <= MOST
     assert len(found.said) == len(set(found.said)) <= 4 * 128
     assert all(0 <= number < TEXT_BUCKETS for number in found.text)
-    assert all(GRAM_BUCKETS - SAID_BUCKETS <= number < GRAM_BUCKETS for number in found.said)
+    assert all(GRAM_BUCKETS - PAST_BUCKETS - SAID_BUCKETS <= number < GRAM_BUCKETS - PAST_BUCKETS for number in found.said)
+    assert len(found.past) == len(set(found.past)) <= 3 * MOST
+    assert all(GRAM_BUCKETS - PAST_BUCKETS <= number < GRAM_BUCKETS for number in found.past)
     everything = [number for part in found for number in part]
     assert len(everything) == len(set(everything)) < 20 * MOST
 
@@ -58,3 +71,35 @@ def test_both_ends_of_a_long_text_count(size: int) -> None:
     found = set(grams(f"begin {middle}finish").text)
     assert set(grams("begin").text) <= found
     assert set(grams("finish").text) <= found
+
+
+def test_of_a_conversation_its_beginning_counts_and_is_bounded() -> None:
+    def past(first: str, reply: str = "A whale. " * 200) -> set[int]:
+        turns = [("user", first), ("assistant", reply), ("user", "Yes?"), ("assistant", reply), ("user", "And?")]
+        view = view_of({"messages": [{"role": role, "content": text} for role, text in turns]})
+        assert (len(view.first), len(view.reply_tail)) == (min(len(first), FIRST_CHARS), min(len(reply), REPLY_CHARS))
+        return set(grams_of(spoken_of(view)).past)
+
+    assert past("Tell me of whales") > past("")
+    assert past("Tell me of whales") != past("Tell me of boats")
+    begun = "Tell me " * (FIRST_CHARS // 8)
+    assert past(begun + "of whales") == past(begun + "of boats")
+    assert grams("Tell me of whales").past == ()
+    assert grams_of(Spoken("And?", "", "", "It is.")).past, "an older log's row knows the reply"
+
+
+def test_the_tools_that_the_last_reply_called_count_in_any_face() -> None:
+    def past(*turns: dict[str, object]) -> set[int]:
+        return set(grams_of(spoken_of(view_of({"messages": [{"role": "user", "content": "Book it."}, *turns]}))).past)
+
+    def chat(*calls: object) -> set[int]:
+        return past({"role": "assistant", "content": None, "tool_calls": list(calls)}, {"role": "tool", "content": "none"})
+
+    asked = {"name": "search", "arguments": '{"to": "SFO"}'}
+    found = chat({"function": asked})
+    assert found
+    assert past({"type": "function_call", **asked}) == found
+    used = past({"role": "assistant", "content": [{"type": "tool_use", "name": "search", "input": {"to": "SFO", "odd": None}}]})
+    assert len(used & found) >= 3, "the name and both words"
+    assert chat({"function": {"name": 3, "arguments": None}}) == chat({"function": "odd"}) == chat(7) == chat() == set()
+    assert len(chat({"function": {**asked, "arguments": "x " * 10**5}})) < 10

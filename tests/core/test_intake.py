@@ -30,6 +30,7 @@ class Plane:
         self.limits = limits or Limits()
         self.config = GatewayConfig(usage=usage)  # type: ignore[arg-type]
         self.keyring = Keyring(keys)
+        self.mark = b"leeway-0"
         self.loop = self
         self.held_bytes = 0
         self._soon: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
@@ -49,7 +50,7 @@ class Plane:
     def resolve(self, name: str) -> str | None:
         return {"alias": "a-longer-name"}.get(name, name)
 
-    def charge_body(self, size: int) -> bool:
+    def charge_body(self, size: int, large: bool) -> bool:
         if self.held_bytes + size > self.limits.bodies_bytes:
             return False
         self.held_bytes += size

@@ -117,6 +117,32 @@ def test_who_fails_to_come_is_barred_for_longer_each_time() -> None:
     assert made.why_barred("b", "g0") == ""
 
 
+def test_who_failed_after_long_leaves_the_device_to_others_for_as_long() -> None:
+    made = lodging(here("a"), away("b"))
+    made.bar("b", "g0", "was not ready within 600 s", 100.0, lost_s=1200.0)
+    assert made.barred_s("b", "g0", 100.0) == 1200.0
+    made.bar("b", "g0", "out of memory", 100.0, lost_s=2.0)
+    assert made.barred_s("b", "g0", 100.0) == 10.0
+
+
+def test_who_has_no_room_for_as_long_as_others_are_pinned_is_told_so() -> None:
+    made = lodging(here("a"), away("b"))
+    made.pins["a"] = True
+    assert made.expected_s("b", 0.0) == pytest.approx(300.0 + made.load_s(made.lodgers["e-b"]))
+    assert made.too_far_s("b", 0.0, 60.0) > 300.0, "nobody is kept waiting for it"
+    made.pins["a"] = False
+    assert made.too_far_s("b", 0.0, 60.0) == 0.0
+
+
+def test_what_is_overdue_is_expected_to_be_so_for_as_long_again() -> None:
+    made = lodging(here("a"), away("b"))
+    lodger = made.lodgers["e-b"]
+    lodger.phase, lodger.ready_s = "coming", 30.0
+    assert [made.expected_s("b", now_s) for now_s in (20.0, 29.9, 50.0)] == [10.0, 0.2, 20.0]
+    assert made.too_far_s("b", 50.0, 60.0) == 0.0, "who waits for it may wait on: it may come any moment"
+    assert made.too_far_s("b", 59.9, 60.0) == pytest.approx(29.9), "who is turned away is told no fairy tales"
+
+
 def test_costs_follow_what_moves_took() -> None:
     made = lodging(here("a"), away("b"))
     lodger = made.lodgers["e-b"]
@@ -189,7 +215,7 @@ def test_nobody_is_thought_to_leave_who_need_not() -> None:
     sizes = {"a": small, "b": FootprintSpec(weight_gb=12.0), "c": FootprintSpec(weight_gb=14.0)}
     one = lodging(here("a"), here("b", running=1), away("c"), **sizes)
     made_s = one.move_s(one.lodgers["e-b"], "gpu", "asleep1") + one.load_s(one.lodgers["e-c"])
-    assert one.expected_s("c", 0.0) == pytest.approx(one.habits("b").drain_s(1) + made_s), "the small one may stay"
+    assert one.expected_s("c", 0.0) == pytest.approx(one.habits("b").drain([0.0], 1.0)[0] + made_s), "the small one may stay"
 
 
 def test_requests_that_an_engine_keeps_bind_their_model_to_its_device() -> None:

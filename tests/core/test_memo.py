@@ -92,6 +92,38 @@ def test_connections_share_one_copy_and_a_full_store_starts_over() -> None:
     assert store.shared(HEAD, b"", "newer")[2] == "new"
 
 
+def test_a_stream_s_head_is_remembered_whole_and_only_it_is_it_again() -> None:
+    stream = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    taught = memo(HEAD)
+    taught.learn_whole(stream + b"5\r\n", "stream")
+    assert taught.match_whole(stream) == taught.match_whole(stream + b"6\r\n") == ("stream", stream)
+    assert [taught.match_whole(data) for data in (b"", stream[:-1], stream.replace(b"OK", b"Ok"), b"\r\n" + stream, HEAD)] == [
+        None
+    ] * 5
+    assert taught.match(stream) is None, "it has no length"
+    assert taught.match(HEAD) is None, "the newest counts"
+    taught.learn(HEAD, "sized")
+    assert taught.match_whole(HEAD) is None
+    assert taught.match_whole(stream) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"a" * HEAD_BYTES_MAX + b"\r\n\r\n"])
+def test_a_large_or_unfinished_head_of_a_stream_is_not_taught(data: bytes) -> None:
+    taught = memo()
+    taught.learn_whole(b"HTTP/1.1 200 OK\r\n\r\n", "stream")
+    taught.learn_whole(data, "other")
+    assert taught.match_whole(b"HTTP/1.1 200 OK\r\n\r\n") is None
+    assert taught.match_whole(data) is None
+
+
+def test_streams_heads_that_keep_changing_are_given_up() -> None:
+    heads = [b"HTTP/1.1 200 OK\r\nDate: %d\r\n\r\n" % count for count in range(20)]
+    taught = memo()
+    for head in heads:
+        taught.learn_whole(head, "stream")
+    assert [count for count, head in enumerate(heads) if taught.match_whole(head)] == [8], "after nine misses in a row"
+
+
 def test_heads_that_never_come_again_push_out_none_that_do() -> None:
     store: HeadStore[str] = HeadStore()
     for _ in range(2):

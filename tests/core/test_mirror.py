@@ -14,6 +14,7 @@ from predictor.picture import counted
 from predictor.prefill import StepCosts, step_costs
 from predictor.profile import EngineLimits, StepProfile
 from predictor.request import Finished, FirstToken, LengthEstimate, Request
+from predictor.rest import Rest
 from predictor.seats import context_tokens, prompt_tokens, queued_tokens, unstarted_tokens
 
 PROFILE = StepProfile(0.010, 100e-6, 50e-6, 1e-9)
@@ -316,6 +317,18 @@ def test_a_snapshot_is_a_state_that_a_what_if_takes() -> None:
     assert len(snapshot.running) <= LIMITS.max_num_seqs
     assert snapshot.free_blocks == 1000 - 44 * len(snapshot.running)
     assert all(who.computed_tokens < who.prompt_tokens for who in snapshot.waiting)
+
+
+def test_a_what_if_goes_by_what_remains_and_room_by_what_was_expected() -> None:
+    made, progress = Mirror(PROFILE, LIMITS), Read()
+    told = LengthEstimate(20, 50, 200, "t")
+    made.dispatched(replace(job("a", 1000), lengths=told), 0, 0.0)
+    made.started("a", progress)
+    made.first_token("a", 0.2)
+    progress.generated = 45
+    (resident,) = made.snapshot(0.5).running
+    assert resident.output_tokens == 45 + Rest(told).tokens(45) > 80
+    assert queued_tokens(made.seats) == 10
 
 
 def test_counts_are_those_of_the_what_if() -> None:

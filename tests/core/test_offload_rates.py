@@ -231,4 +231,4 @@ def test_what_answers_take_is_learnt_as_if_all_layers_were_there() -> None:
     assert made.habits("m").hold_s == pytest.approx(5.0 + (20.0 - 5.0) / 5)
     made.lodgers["e-m"].phase, made.lodgers["e-m"].running = "in", 1
     (one,) = [resident for resident in made.view([], 100.0).residents if resident.model == "m"]
-    assert one.drain_s == pytest.approx(made.habits("m").drain_s(1) * made.offload.slowdown("m", 0.5))
+    assert one.drain_s == pytest.approx(made.habits("m").drain([0.0], made.offload.slowdown("m", 0.5))[0])

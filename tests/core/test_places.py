@@ -139,6 +139,38 @@ def test_who_gives_its_slot_is_foretold() -> None:
     assert seen_both == {True, False}
 
 
+@pytest.mark.parametrize("order", ["mh", "lrb", "edf", "sjf"])
+@pytest.mark.parametrize("seed", range(12))
+def test_begun_prompts_that_would_let_it_pass_are_foretold_behind_it(seed: int, order: str) -> None:
+    """As the engine would hand out the tokens of its next step."""
+    rng = Random(seed)
+    cascade = Cascade(CascadeOptions(order, rho=0.0), SLOTS)
+    queue = BudgetQueue(cascade)
+    queue.open(NOW_S)
+    running = [held(f"b{number}", rng.randrange(100, 900), NOW_S, ttft_ms=rng.uniform(500.0, 9000.0)) for number in range(2)]
+    for one in running:
+        one.num_computed_tokens = rng.randrange(1, 90)
+    cascade.begin(running, NOW_S)
+    seen = published(running, [], ByBudget(cascade))
+    assert seen.queueing is not None
+    assert [at for at, _ in seen.queueing.begun] == [0, 1]
+    ask = asked(rng.randrange(10, 600), NOW_S + rng.uniform(0.1, 6.0))
+    places = Places(seen.queueing, seen.snapshot)
+    others, place = places.place(comer(ask), NOW_S)
+    state = places.arranged(others)
+    facts = {"arrival_unix_ms": ask.arrival_s * 1e3, "deadline_unix_ms": ask.deadline_s * 1e3}
+    queue.add_request(held("new", ask.prompt_tokens, NOW_S, **facts))
+    cascade.begin(running, NOW_S)
+    real = [one.id for one in (*cascade.queue.first(NOW_S), *cascade.queue.second(NOW_S))]
+    before = real.index("new")
+    assert sorted(one.id for one in state.running) == sorted(real[:before])
+    assert [one.id for one in state.waiting] == real[before + 1 :]
+    assert place == 0
+    blocks = sum(seen.snapshot.limits.blocks_for(one.prompt_tokens) for one in state.waiting)
+    assert state.free_blocks == seen.snapshot.free_blocks + blocks
+    assert places.place(comer(ask), NOW_S) == (others, place), "asking changes nothing"
+
+
 def test_reserved_requests_have_their_places_too() -> None:
     oracle = Oracle(FixedPace(PROFILE))
     engine = Budgeted(3, rho=0.0)

@@ -75,6 +75,15 @@ def test_the_order_of_the_line(rule: ModelSpec, order: str) -> None:
     assert " ".join(each.job.id for each in keyed) == order
 
 
+def test_bounded_overtaking_goes_by_arrival_and_handicap() -> None:
+    rule = ModelSpec("m", "plan", overtaking_s=20.0)
+    old, short = Ticket(job("old", arrival_s=0.0)), Ticket(job("short", arrival_s=9.0))
+    old.handicap_s, short.handicap_s = 20.0, 10.0
+    assert order_key(short, rule) < order_key(old, rule)
+    short.handicap_s = 11.5
+    assert order_key(old, rule) < order_key(short, rule)
+
+
 def test_each_idle_replica_gets_one_and_the_rest_waits() -> None:
     line = [ticket(job(name)) for name in "wxyz"]
     there = lanes(3)

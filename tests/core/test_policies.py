@@ -1,9 +1,12 @@
 """Policies that rest on reports, predictions or the mirror: a table of cases for each, and what judges a reply."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
@@ -23,6 +26,7 @@ from predictor.snapshot import ProbeReply
 PROFILE = StepProfile(0.010, 100e-6, 50e-6, 1e-9)
 LIMITS = EngineLimits(1000, 16, 8, 512, 8192)
 LENGTHS = LengthEstimate(10, 50, 100, "test")
+README = Path(__file__).parents[2] / "README.md"
 
 
 def job(name: str = "new", prompt: int = 1000, prefix: tuple[int, ...] = (), session: str = "") -> Job:
@@ -54,29 +58,37 @@ def chosen(
     return made.choose(asked or job(), there, 0.0, known).name
 
 
-@pytest.mark.parametrize(
-    ("name", "replies", "winner"),
-    [
-        ("po2", [reply(3.0, 0.1), reply(2.0, 1.0)], "b"),
-        ("po2", [reply(2.0), reply(3.0)], "a"),
-        ("pod", [reply(3.0), reply(2.0), reply(2.5)], "b"),
-        ("fanout", [reply(3.0), reply(2.0), reply(1.5), reply(9.0)], "c"),
-        ("min_requests", [reply(running=4, waiting=1), reply(running=1, waiting=3), reply(running=9)], "b"),
-        ("infaas", [reply(free=100, running=1), reply(free=300, running=4), reply(free=90, running=0)], "a"),
-        ("infaas", [reply(free=100, running=2), reply(free=60, running=0)], "b"),
-        ("llumnix", [reply(free=100, needed=90, running=1), reply(free=100, needed=20, running=2)], "b"),
-        ("llumnix", [reply(free=100, needed=90, running=1), reply(free=100, needed=20, running=20)], "a"),
-        ("llumnix", [reply(free=10, needed=90), reply(free=10, needed=91)], "a"),
-        ("nosim", [reply(tokens=500), reply(tokens=499), reply(tokens=900)], "b"),
-        ("llmd", [reply(waiting=2, free=500), reply(waiting=0, free=400)], "b"),
-        ("llmd", [reply(waiting=1, free=100), reply(waiting=1, free=101)], "b"),
-        ("llmd_headroom", [reply(ttft_s=0.5), reply(ttft_s=1.9), reply(ttft_s=2.1)], "b"),
-        ("llmd_headroom", [reply(ttft_s=9.0, e2e_s=9.5), reply(ttft_s=3.0, e2e_s=9.0)], "b"),
-        ("smg_least_load", [reply(free=500), reply(free=400)], "a"),
-        ("cache_aware", [reply(), reply()], "b"),
-        ("dynamo", [reply(), reply()], "b"),
-    ],
-)
+CASES: list[tuple[PolicyName, list[ProbeReply], str]] = [
+    ("po2", [reply(3.0, 0.1), reply(2.0, 1.0)], "b"),
+    ("po2", [reply(2.0), reply(3.0)], "a"),
+    ("pod", [reply(3.0), reply(2.0), reply(2.5)], "b"),
+    ("fanout", [reply(3.0), reply(2.0), reply(1.5), reply(9.0)], "c"),
+    ("min_requests", [reply(running=4, waiting=1), reply(running=1, waiting=3), reply(running=9)], "b"),
+    ("infaas", [reply(free=100, running=1), reply(free=300, running=4), reply(free=90, running=0)], "a"),
+    ("infaas", [reply(free=100, running=2), reply(free=60, running=0)], "b"),
+    ("llumnix", [reply(free=100, needed=90, running=1), reply(free=100, needed=20, running=2)], "b"),
+    ("llumnix", [reply(free=100, needed=90, running=1), reply(free=100, needed=20, running=20)], "a"),
+    ("llumnix", [reply(free=10, needed=90), reply(free=10, needed=91)], "a"),
+    ("nosim", [reply(tokens=500), reply(tokens=499), reply(tokens=900)], "b"),
+    ("llmd", [reply(waiting=2, free=500), reply(waiting=0, free=400)], "b"),
+    ("llmd", [reply(waiting=1, free=100), reply(waiting=1, free=101)], "b"),
+    ("llmd_headroom", [reply(ttft_s=0.5), reply(ttft_s=1.9), reply(ttft_s=2.1)], "b"),
+    ("llmd_headroom", [reply(ttft_s=9.0, e2e_s=9.5), reply(ttft_s=3.0, e2e_s=9.0)], "b"),
+    ("smg_least_load", [reply(free=500), reply(free=400)], "a"),
+    ("cache_aware", [reply(), reply()], "b"),
+    ("dynamo", [reply(), reply()], "b"),
+]
+
+
+def test_every_policy_has_its_cases_here_and_its_line_in_the_readme() -> None:
+    own = {"bounded_hash"}  # see below
+    assert {name for name, _, _ in CASES} | own == set(PROBING)
+    table = re.findall(r"^\| (`[^|]*`) \|", README.read_text(), re.MULTILINE)
+    told = {name for row in table for name in re.findall(r"`(\w+)`", row)}
+    assert told >= {name for name in get_args(PolicyName) if name != "auto"}
+
+
+@pytest.mark.parametrize(("name", "replies", "winner"), CASES)
 def test_the_least_score_wins(name: PolicyName, replies: list[ProbeReply], winner: str) -> None:
     if name in ("cache_aware", "dynamo"):
         there = views(2)

@@ -1,8 +1,10 @@
 """Requests and tokens per minute: a sliding window on the caller's clock."""
 
+import time
 from random import Random
 
 import pytest
+from limits.storage import MemoryStorage
 
 from gateway.config import KeyLimits
 from gateway.rates import Rates
@@ -55,3 +57,26 @@ def test_over_any_minute_it_is_about_the_limit_and_waiting_as_told_is_enough(see
         assert sum(at_s - 60 < other <= at_s for other in admitted) <= 120
     minutes = (admitted[-1] - admitted[0]) / 60
     assert 0.8 * 60 < len(admitted) / minutes < 1.05 * 60
+
+
+def test_several_gateways_count_together_in_a_storage_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On that storage's clock; one key's counts are not another's."""
+    now_s = 6e8 + 20.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    storage, limits = MemoryStorage(), KeyLimits(requests_per_min=3, tokens_per_min=1000)
+    here, there, other = Rates(limits, "a", storage), Rates(limits, "a", storage), Rates(limits, "b", storage)
+    assert [rates.admit(100, 0.0) for rates in (here, there, here)] == [None, None, None]
+    over = there.admit(100, 0.0)
+    assert over is not None
+    assert over[0] == "requests"
+    assert other.admit(100, 0.0) is None
+    now_s += over[1]
+    assert there.admit(100, 0.0) is None, "what it said is enough"
+    now_s += 600.0
+    assert here.admit(100, 0.0) is None
+    here.settle(1500, 0.0)
+    over = there.admit(100, 0.0)
+    assert over is not None
+    assert over[0] == "tokens", "what turned out at the other one counts here"
+    now_s += over[1]
+    assert there.admit(100, 0.0) is None

@@ -270,6 +270,77 @@ def test_a_recognised_head_takes_each_body_at_its_own_length() -> None:
     assert ended(log) == [*bodies, b"c" * 100]
 
 
+def knowing() -> HeadStore[ResponseHead]:
+    """A store whose connections recognise a stream's head."""
+    store = HeadStore[ResponseHead]()
+    for _ in range(2):
+        ResponseReader(ResponseLog(), LIMITS, store).feed(SSE + LAST)
+    return store
+
+
+def feed_all(reader: ResponseReader, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        reader.feed(piece)
+
+
+@pytest.mark.parametrize(
+    ("rest", "body", "plain"),
+    [
+        (LAST, b"", True),
+        (chunk(b"a") + LAST, b"a", True),
+        (chunk(b"data: a\n\n") + chunk(b"data: b\n\n") + LAST, b"data: a\n\ndata: b\n\n", True),
+        (b"01\r\na\r\n" + LAST, b"a", True),
+        (b"1;x=y\r\na\r\n" + LAST, b"a", False),
+        (chunk(b"a") + b"0\r\nX-Trailer: b\r\n\r\n", b"a", False),
+        (chunk(b"a") + b"00\r\n\r\n", b"a", False),
+        (chunk(b"a") + b"0;x\r\n\r\n", b"a", False),
+    ],
+)
+def test_a_stream_s_recognised_head_leaves_the_parser_what_is_more_than_whole_chunks(
+    rest: bytes, body: bytes, plain: bool
+) -> None:
+    store = knowing()
+    for pieces in ([SSE + rest], [SSE, rest], *two_pieces(SSE + rest), every(SSE + rest, 1), every(SSE + rest, 3)):
+        for takes in (False, True):
+            log = ResponseLog(takes=takes)
+            reader = ResponseReader(log, LIMITS, store)
+            for again in ([SSE + rest], pieces, [sized(b"hi")], pieces):
+                reader.expect()
+                log.events.clear()
+                for piece in again:
+                    reader.feed(piece)
+                assert (ended(log), reader.ended, reader.reusable) == (
+                    [b"hi" if again == [sized(b"hi")] else body],
+                    True,
+                    True,
+                ), pieces
+    untouched = ResponseReader(ResponseLog(), LIMITS, knowing())
+    for _ in range(3):
+        untouched.expect()
+        untouched.feed(SSE + rest)
+    assert (untouched._parser is None) is plain
+
+
+@pytest.mark.parametrize("rest", [b"g\r\n", b"1\r\naa", b"-1\r\n", b"0x1\r\na\r\n" + LAST, b"1\na\r\n" + LAST, b"\r\n"])
+def test_a_recognised_head_hides_no_violation_behind_it(rest: bytes) -> None:
+    store = knowing()
+    for pieces in ([SSE + rest], [SSE, rest], [SSE + chunk(b"a"), rest]):
+        reader = ResponseReader(log := ResponseLog(), LIMITS, store)
+        reader.expect()
+        with pytest.raises(ProtocolError):
+            feed_all(reader, pieces)
+        assert ended(log) == []
+
+
+def test_what_follows_a_recognised_stream_s_end_costs_the_connection() -> None:
+    store = knowing()
+    for pieces in ([SSE + LAST + b"x"], [SSE + LAST, b"x"], [SSE + LAST + SSE]):
+        reader = ResponseReader(log := ResponseLog(), LIMITS, store)
+        reader.expect()
+        feed_all(reader, pieces)
+        assert (ended(log), reader.reusable) == ([b""], False)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_broken_framing_raises_nothing_else_and_ends_at_most_once(data: st.DataObject) -> None:

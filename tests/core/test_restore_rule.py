@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from backends.cascade import standing
 from backends.restore_rule import RestoreOptions, RestoreRule, options
+from backends.standing import standing
 
 NOW_S = 1_800_000_000.0
 

@@ -1,7 +1,6 @@
 """SGLang's load snapshot, in a file laid out as the wheel lays it out; tests/engine holds it against the wheel's own code."""
 
 import fcntl
-import os
 import struct
 from pathlib import Path
 
@@ -75,6 +74,27 @@ def test_counts_become_requests_that_are_all_alike(file: File) -> None:
     assert (state.limits.max_num_seqs, state.limits.max_num_batched_tokens, state.limits.max_model_len) == (64, 2048, 8192)
     assert state.free_blocks == 2500 - 3 * 63
     assert settle(state) == state
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "uncached", "used", "seen"),
+    [
+        (0, 0, 0, 0, (0, 0)),
+        (0, 0, 1189, 1024, (0, 1)),  # as a running one said it: a prompt of 1700 tokens after two chunks of 512
+        (0, 0, 0, 32, (1, 0)),  # as a running one said it: a prompt of 30 tokens with its first token
+        (2, 0, 700, 3000, (2, 1)),
+        (0, 1, 700, 32, (1, 1)),
+        (2, 1, 700, 3000, (2, 1)),
+    ],
+)
+def test_requests_that_are_counted_nowhere_are_seen(
+    file: File, running: int, waiting: int, uncached: int, used: int, seen: tuple[int, int]
+) -> None:
+    counts = {"num_running_reqs": running, "num_waiting_reqs": waiting, "num_used_tokens": used}
+    file.write(0, {**BUSY, **counts, "num_waiting_uncached_tokens": uncached})
+    state = source(file).look(1000.0).snapshot
+    assert (len(state.running), len(state.waiting)) == seen
+    assert sum(one.prompt_tokens for one in state.waiting) in (uncached, 0)
 
 
 def test_new_state_has_a_new_number_and_an_old_one_is_the_same_object(file: File) -> None:
@@ -151,11 +171,30 @@ def test_missing_and_short_files_are_told(tmp_path: Path) -> None:
 def test_whatever_the_counts_the_state_is_an_engines(running: int, used: int, waiting: int) -> None:
     load = Read(1.0, running, waiting, used, used, 40_000, 64)
     state = state_of(load, SglangSizes(page_tokens=16))
-    assert len(settle(state).running) == min(running, 64)
+    uncounted = not running and bool(waiting) and bool(used)
+    assert len(settle(state).running) == min(running + uncounted, 64)
 
 
-def test_file_is_looked_for_only_without_a_path(tmp_path: Path) -> None:
-    assert find_file(os.fspath(tmp_path)) == str(tmp_path)
+def test_of_several_files_the_one_that_is_written_to_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that were ended leave theirs behind."""
+    monkeypatch.setattr("backends.sglang_load.DEFAULT_PATTERN", str(tmp_path / "sglang_loads_*.shm"))
+    reader = SglangLoadSource()
+    assert cause(reader) == "none"
+    old, new, unwritten = (File(tmp_path / f"sglang_loads_{name}.shm") for name in ("b", "a", "c"))
+    assert cause(reader) == "none"
+    old.write(0, BUSY)
+    assert len(reader.look(1001.0).snapshot.running) == 3
+    new.write(0, {**BUSY, "timestamp": 1100.0, "num_running_reqs": 1})
+    assert cause(reader, 1100.5) == "stale"
+    assert len(reader.look(1100.5).snapshot.running) == 1
+    unwritten.write(0, {**BUSY, "timestamp": 1100.0})
+    assert cause(SglangLoadSource(), 1100.5) == "none"
+
+
+def test_the_only_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "sglang_loads_a.shm"
+    path.touch()
+    assert find_file(lambda _: False, str(tmp_path / "*.shm")) == str(path)
 
 
 @pytest.mark.parametrize(

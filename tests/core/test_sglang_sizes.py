@@ -89,6 +89,8 @@ class Server:
         name = path.rpartition("/")[2]
         if name == "models":
             return Reply(200, orjson.dumps({"data": [{"id": "m", "max_model_len": 4096}]}))
+        if name == "health":
+            return Reply(200, b"")
         answer = self.answers.get(name)
         if isinstance(answer, Exception):
             raise answer
@@ -101,7 +103,7 @@ class Server:
 def test_one_look_at_the_server_s_information_tells_all() -> None:
     server = Server(server_info=INFO | {"version": "0.5.23"}, model_info={"is_generation": True})
     found = asyncio.run(SglangAdapter().identify(server))
-    assert found == Identity("sglang", "0.5.23", ("m",), "generate", 4096, "", Sizes(6250, 64, 200, 4096))
+    assert found == Identity("sglang", "0.5.23", ("m",), "generate", 4096, "", Sizes(6250, 64, 200, 4096), recall="rid")
     for keeps, names in ((False, True), (True, False), (None, False)):
         server = Server(server_info=INFO | {"enable_session_radix_cache": keeps})
         assert asyncio.run(SglangAdapter().identify(server)).body_session is names

@@ -1,5 +1,7 @@
 """What clients say in headers: ids that are safe to log, sessions, and how long they are willing to wait."""
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,14 @@ from gateway.signals import SESSION_HEADERS, RequestIds, go_duration_s, queue_li
 )
 def test_a_request_id_is_kept_only_if_it_is_harmless(sent: bytes | None, kept: bool) -> None:
     made = request_id(sent, RequestIds("p"))
-    assert made == (sent.decode() if kept and sent else "p-1")
+    assert made == (sent.decode() if kept and sent else "p" + "1".zfill(20))
+
+
+def test_our_own_ids_are_uuids_in_form_and_none_begins_another() -> None:
+    ids = RequestIds("00f2c4a1b3d9")
+    made = [ids.new() for _ in range(300)]
+    assert [UUID(name).hex for name in made] == made
+    assert made[15] == "00f2c4a1b3d9" + "10".zfill(20)
 
 
 def test_our_own_ids_are_all_different_and_would_be_kept() -> None:

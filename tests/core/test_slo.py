@@ -64,10 +64,12 @@ def test_what_else_a_head_may_say() -> None:
     assert said == Asked(strict=True, admit_now=True, wait_status=True)
     assert asked({b"x-stainless-read-timeout": b"30", b"x-stainless-timeout": b"12.5"}) == Asked(read_s=12.5)
     assert asked({b"x-stainless-timeout": b"NOT_GIVEN"}) == Asked()
-    assert asked({b"x-request-priority": b"-7"}) == Asked(priority=-7)
-    assert asked({b"x-request-priority": b"high"}) == Asked()
+    for name in (b"x-request-priority", b"x-dynamo-request-priority", b"x-dynamo-request-strict-priority", b"x-vllm-priority"):
+        assert asked({name: b"-7"}) == Asked(priority=-7)
+        assert asked({name: b"high"}) == Asked()
     assert asked({b"x-smg-priority": b"bulk"}) == Asked(hints=("bulk",))
-    assert asked({b"x-llm-d-inference-fairness-id": b"team"}) == Asked(tenant="team")
+    for name in (b"x-llm-d-inference-fairness-id", b"x-tenant-id"):
+        assert asked({name: b"team"}) == Asked(tenant="team")
 
 
 @settings(max_examples=100, deadline=None)

@@ -60,7 +60,7 @@ def test_it_comes_through_and_hides_what_may_be_secret(tmp_path: Path) -> None:
         (LINE, 'swap = { device = "gpu0" }', "backends.0.models: needed, since what lies on 'gpu0' takes its memory"),
         ("[models.m]", SECOND, "backends.1.url: the process of 'a' listens on that port"),
         (":9001", "", "url: needs a port"),
-        (":9001", ":0", "url: needs a port"),
+        (":9001", ":0", "url: "),
         ("${PORT}", "${PROT}", "swap.command: ${PROT} in the command: known are"),
         ('["serve", ', '["", ', "swap.command: a managed process needs a command"),
         ('["serve", ', '["ser\\u0000ve", ', "swap.command: the command has a NUL character"),
@@ -79,3 +79,63 @@ def test_what_cannot_work_is_refused(tmp_path: Path, old: str, new: str, told: s
         loaded(tmp_path, TEXT.replace(old, new, 1))
     assert told in str(error.value)
     assert "gateway.toml" in str(error.value)
+
+
+CROWD = """
+[[devices]]
+name = "gpu0"
+memory_gb = 10
+[[backends]]
+name = "n"
+url = "http://e1:8000"
+models = ["n"]
+swap.device = "gpu0"
+[[backends]]
+name = "m"
+url = "http://e2:8000"
+models = ["m"]
+swap = { device = "gpu0", way = "sleep" }
+[models.n]
+footprint = { weight_gb = 7 }
+[models.m]
+footprint = { weight_gb = 3 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("weight_gb = 3", "weight_gb = 4", "models.m.footprint: 4 GB do not fit on 'gpu0' beside the 7 GB that stay"),
+        ("weight_gb = 7", "weight_gb = 11", "models that never leave 'gpu0' (way none, pinned) take 11 GB of 10"),
+        (
+            "weight_gb = 3",
+            "weight_gb = 4, pinned = true",
+            "models that never leave 'gpu0' (way none, pinned) take 11 GB of 10",
+        ),
+    ],
+)
+def test_memory_that_can_never_be_enough_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    loaded(tmp_path, CROWD)
+    loaded(
+        tmp_path, CROWD.replace("weight_gb = 3", "weight_gb = 4, gpu_tokens_per_s = 9, cpu_tokens_per_s = 1")
+    )  # a part may do
+    with pytest.raises(ConfigError) as error:
+        loaded(tmp_path, CROWD.replace(old, new, 1))
+    assert told in str(error.value)
+
+
+def test_a_pinned_model_that_may_lie_elsewhere_is_no_mistake(tmp_path: Path) -> None:
+    other = """
+[[devices]]
+name = "gpu1"
+memory_gb = 10
+[[backends]]
+name = "m1"
+url = "http://e3:8000"
+models = ["m"]
+swap = { device = "gpu1", way = "sleep" }
+"""
+    text = CROWD.replace(
+        "[models.n]\nfootprint = { weight_gb = 7 }", "[models.n]\nfootprint = { weight_gb = 7, pinned = true }"
+    )
+    loaded(tmp_path, text.replace("weight_gb = 3", "weight_gb = 3, pinned = true") + other)

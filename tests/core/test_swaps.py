@@ -176,6 +176,27 @@ def test_preemption_is_taken_only_where_draining_is_dearer() -> None:
     assert kinds == ["pause", "load", "unload", "resume"]
 
 
+def test_who_runs_on_for_long_is_paused_where_engines_keep_requests() -> None:
+    tenants = [model("a", 29.5, Demand((), 0.01, 30.0)), model("b", 16.4, Demand(((8.0, 8.0),)))]
+    there = [Resident("a", "d0", 1.0, 2, 0.5, pause_s=6.0, left=0.02)]
+    (kept,) = planned(tenants, there).due()
+    assert (kept.mode, kept.pause_s) == ("drain", 6.0)
+    assert planned(tenants, there).actions[0].reason == "makes room for b; what still runs there 6 s later is paused"
+    (ended,) = planned(tenants, there, settings=replace(SETTINGS, preempt=False)).due()
+    assert (ended.mode, ended.pause_s) == ("drain", math.inf)
+    many = [replace(there[0], left=2.0)]
+    assert planned(tenants, many).cost_s > planned(tenants, there).cost_s
+
+
+def test_what_saves_little_of_what_is_at_stake_is_left() -> None:
+    tenants = [model("a", 29.5, Demand((), 0.1, 10.0)), model("b", 16.4, burst(2, 12.0, rate=0.1))]
+    sure, doubtful = (
+        planned(tenants, [Resident("a", "d0", since_s=60.0)], settings=PlanSettings(doubt=doubt)) for doubt in (0.0, 0.5)
+    )
+    assert sure.due() and not doubtful.due()
+    assert sure.cost_s > 0.5 * sure.idle_cost_s
+
+
 def test_idle_memory_takes_the_weights_most_likely_wanted() -> None:
     tenants = [model("a", 29.5, Demand((), 0.2)), model("b", 16.4, Demand((), 0.01, 60.0)), model("c", 16.4, Demand((), 0.0))]
     found = planned(tenants, [Resident("a", "d0")], ram_bytes={"d0": 20e9}, settings=replace(SETTINGS, swap_s=100.0))
@@ -188,7 +209,7 @@ def test_idle_memory_takes_the_weights_most_likely_wanted() -> None:
 
 def test_who_has_nothing_to_do_gives_way_to_one_who_waits() -> None:
     asked = model("a", 29.5, Demand((), 0.3, 10.0))
-    one = model("b", 16.4, burst(1, 12.0, rate=0.1))
+    one = model("b", 16.4, burst(2, 12.0, rate=0.1))
     idle, busy = Resident("a", "d0", since_s=60.0), Resident("a", "d0", 1.0, 3, 9.0, since_s=60.0)
     assert [step.model for step in planned([asked, one], [idle], settings=PlanSettings()).due()] == ["b"]
     assert not planned([asked, one], [busy], settings=PlanSettings()).due()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway.prompt_ends import Ends
 from gateway.tag_frames import (
     FRAME_BYTES_MAX,
+    READY,
     FrameError,
     Question,
     decode_question,
@@ -29,11 +30,12 @@ WORDS = st.lists(st.integers(0, BUCKETS - 1), max_size=100).map(tuple)
     st.integers(-5, 2**40),
     st.builds(Ends, st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2**31), st.booleans()),
     st.booleans(),
+    st.integers(0, 2**32 - 1),
 )
-def test_a_question_comes_through(number: int, due_s: float, max_tokens: int, ends: Ends, encoder: bool) -> None:
+def test_a_question_comes_through(number: int, due_s: float, max_tokens: int, ends: Ends, encoder: bool, model: int) -> None:
     limit = max_tokens if 0 < max_tokens < 1 << 31 else -1
-    frame = encode_question(Question(number, due_s, max_tokens, ends, encoder))
-    assert decode_question(frame) == Question(number, due_s, limit, ends, encoder)
+    frame = encode_question(Question(number, due_s, max_tokens, ends, encoder, model))
+    assert decode_question(frame) == Question(number, due_s, limit, ends, encoder, model)
 
 
 def test_the_largest_question_and_answer_fit_a_frame() -> None:
@@ -50,6 +52,13 @@ def test_an_answer_comes_through(numbers: tuple[float, ...], words: tuple[int, .
     assert (reply.id, reply.last, reply.faults) == (7, True, ())
     assert reply.cues == Cues(numbers, words)
     assert reply.guesses == {"trees": Guess(1.0, 2.0, 3.0, "trees")}
+
+
+@pytest.mark.parametrize("reads_model", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_an_answer_says_whether_more_comes_and_whether_models_are_read(*, last: bool, reads_model: bool) -> None:
+    reply = decode_reply(encode_reply(READY, last=last, cues=None, guesses={}, reads_model=reads_model))
+    assert (reply.last, reply.reads_model) == (last, reads_model)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_the_files_fit_into_the_wheel_and_say_what_they_are() -> None:
 
 
 def test_its_vocabulary_is_the_one_that_the_text_rules_count_on() -> None:
-    assert marks_of(Tokenizer.from_file(str(HOME / TOKENIZER)).token_to_id) == MARKS
+    assert marks_of(Tokenizer.from_file(str(HOME / TOKENIZER)).get_vocab()) == MARKS
 
 
 @pytest.mark.parametrize("prompt", ODD)
@@ -87,6 +87,7 @@ def test_it_can_be_looked_at_and_asked_from_the_command_line() -> None:
     done = CliRunner().invoke(cli, ["tagger", "inspect", "--prompt", "Say hello."])
     assert done.exit_code == 0, done.output
     assert "64 tokens on one thread" in done.output
+    assert "knows" not in done.output, "it reads no model's name"
     assert "'Say hello.'" in done.output
 
 

@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predictor.model_names import model_key
 from predictor.prompts import PromptView, view_of
-from predictor.tagger_text import HINTS, MARKS, SPECIAL, TOKENS_MAX, encoder_text, marks_of, token_ids
+from predictor.tagger_text import (
+    HINTS,
+    MARKS,
+    SPECIAL,
+    TOKENS_MAX,
+    encoder_text,
+    marks_of,
+    model_signs,
+    models_of,
+    token_ids,
+)
 
 FIRST_WORD = MARKS.first_hint + len(HINTS)
 
@@ -110,12 +121,26 @@ def test_the_same_prompt_in_another_size_of_message_reads_alike_but_for_its_size
 
 def test_marks_are_found_in_both_kinds_of_vocabulary() -> None:
     own = {name: place for place, name in enumerate((*SPECIAL, *HINTS))}
-    assert marks_of(own.get) == MARKS
+    assert marks_of(own) == MARKS
     bert = {"[PAD]": 0, "[CLS]": 101, "[SEP]": 102, HINTS[0]: 30522}
-    marks = marks_of(bert.get)
+    marks = marks_of(bert)
     assert (marks.bos, marks.eos, marks.pad, marks.first_hint) == (101, 102, 0, 30522)
     with pytest.raises(ValueError, match="<text:0>"):
-        marks_of(dict.fromkeys(SPECIAL, 1).get)
+        marks_of(dict.fromkeys(SPECIAL, 1))
+
+
+def test_the_model_that_answers_is_read_where_the_vocabulary_has_it() -> None:
+    text = encoder_text(view_of({"prompt": "how long? " * 400}))
+    own = {name: place for place, name in enumerate((*SPECIAL, *HINTS, *model_signs(("some-model", "another"))))}
+    knows = marks_of(own)
+    assert models_of(own) == ("another", "some-model")
+    for served in ("some-model", "org/Some-Model", "some-model@host"):
+        read_by = token_ids(text, by_character, knows, model_key(served))
+        assert read_by[-1] == own["<model:some-model>"]
+        assert len(read_by) <= TOKENS_MAX
+    for unknown in ("some-model-70b", "", "\ud800"):
+        assert token_ids(text, by_character, knows, model_key(unknown)) == token_ids(text, by_character)
+    assert token_ids(text, by_character, MARKS, model_key("some-model")) == token_ids(text, by_character)
 
 
 def test_a_body_as_it_came_over_the_wire_is_read() -> None:

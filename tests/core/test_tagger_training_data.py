@@ -12,7 +12,7 @@ import pytest
 from gateway.tagger.records import HELD_OUT, DataError, Row, Wanted, group_of, read
 from gateway.tagger.scores import score, tau_b
 from gateway.tagger.scoring import scored, table
-from gateway.tagger.targets import examples, is_test, offsets
+from gateway.tagger.targets import NAMES_MAX, examples, examples_by_model, is_test, names, offsets
 from predictor.tagger_text import EncoderText
 
 BLANK = Row("p", "s", "m", "g", EncoderText("", "", ()), "", 100, False)
@@ -107,6 +107,25 @@ def test_a_models_own_length_is_taken_off_where_prompts_are_shared() -> None:
     assert sum(spreads) / len(spreads) < 0.2
 
 
+def test_each_answer_may_be_learnt_with_its_model_and_some_without() -> None:
+    rows = [replace(BLANK, pid=str(n), model=model) for n in range(300) for model in ("a", "b", "c")]
+    made = examples_by_model(rows, {"b": 0.5}, 2, random.Random(1))
+    assert len(made) == 600
+    assert all(len(example.logs) == 1 for example in made)
+    assert {example.model for example in made} == {"", "a", "b", "c"}
+    assert sum(not example.model for example in made) == pytest.approx(120, abs=35)
+    off = {(example.model, round(math.log(100) - example.logs[0], 2)) for example in made}
+    assert off == {("", 0.0), ("", 0.5), ("a", 0.0), ("b", 0.0), ("c", 0.0)}, "a named model's own length is left to be learnt"
+
+
+def test_models_with_answers_enough_are_known_by_one_name_each() -> None:
+    served = ["org/Some-8B"] * 12 + ["some-8b"] * 12 + ["rare"] * 19 + [""] * 90
+    assert names([replace(BLANK, pid=str(n), model=model) for n, model in enumerate(served)]) == ("some-8b",)
+    many = [replace(BLANK, pid=f"{n} {k}", model=f"model-{n}") for n in range(NAMES_MAX + 9) for k in range(20 + n)]
+    assert len(names(many)) == NAMES_MAX
+    assert "model-0" not in names(many)
+
+
 def test_tau_counts_pairs_as_its_definition_does() -> None:
     rng = random.Random(7)
     for _ in range(40):
@@ -139,7 +158,7 @@ def test_scores_of_known_answers() -> None:
 def test_calibration_takes_a_constant_error_away() -> None:
     rng = random.Random(3)
     rows = [replace(BLANK, pid=str(n), output_tokens=round(math.exp(rng.gauss(6.0, 0.3)))) for n in range(400)]
-    outcome = scored(rows, {row.pid: (3.0, 4.0, 5.0) for row in rows}, {}, 1)
+    outcome = scored(rows, lambda _: (3.0, 4.0, 5.0), {}, 1)
     assert outcome.cold["s"].log_mae == pytest.approx(2.0, abs=0.1)
     assert outcome.calibrated["s"].log_mae < 0.4
     assert outcome.calibrated["all"].answers == 370

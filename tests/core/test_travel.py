@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from backends.priorities import SGLANG_UNIT_MS, priority_line, sglang_scheduling, vllm_scheduling
+from backends.priorities import SGLANG_UNIT_MS, sglang_scheduling, vllm_scheduling
 from gateway.config import Slo, Travels
 from gateway.slo import NEVER, Promise
-from gateway.travel import Luggage, header_lines, members, packed, session
+from gateway.travel import Luggage, members, numbered, packed, queue_number, session
 from predictor.places import TIER_2
 
 NOW = 1_800_000_000_000
@@ -19,10 +19,6 @@ def luggage(
 ) -> Luggage:
     promise = PROMISE if promised else None
     return Luggage(NOW - 500, NOW, promise, left_s if promised else NEVER, tier, service_s, 120, restore_s)
-
-
-def number(line: bytes) -> int:
-    return int(line.split(b": ")[1])
 
 
 @pytest.mark.parametrize(
@@ -38,28 +34,47 @@ def number(line: bytes) -> int:
     ],
 )
 def test_only_engines_that_order_by_it_are_told(rule: Travels, scheduling: str, sent: bool) -> None:
-    assert bool(header_lines(Slo(engine_priority=rule), "vllm", scheduling, luggage())) is sent
-    assert header_lines(Slo(engine_priority=rule), "openai", scheduling, luggage()) == b""
+    assert (queue_number(Slo(engine_priority=rule), "vllm", scheduling, luggage()) is not None) is sent
+    assert queue_number(Slo(engine_priority=rule), "openai", scheduling, luggage()) is None
+    assert numbered("openai", "chat", None, client_has_one=True) == (b"", {}, frozenset())
 
 
 def test_the_number_is_the_latest_start() -> None:
-    line = header_lines(Slo(), "vllm", "priority", luggage())
-    assert line == b"x-vllm-priority: %d\r\n" % (NOW + 1250)
-    assert number(header_lines(Slo(), "vllm", "priority", luggage(tier=2))) == NOW + 1250 + TIER_2
+    number = queue_number(Slo(), "vllm", "priority", luggage())
+    assert number == NOW + 1250
+    assert numbered("vllm", "chat", number, client_has_one=True) == (b"x-vllm-priority: %d\r\n" % number, {}, frozenset())
+    assert queue_number(Slo(), "vllm", "priority", luggage(tier=2)) == NOW + 1250 + TIER_2
 
 
 def test_an_earlier_start_runs_first_whatever_the_engine_s_sign() -> None:
     early, late = luggage(left_s=1.0), luggage(left_s=9.0)
     hopeless, unpromised = luggage(left_s=-1.0, tier=2), luggage(promised=False)
     for engine, scheduling, sign in (("vllm", "priority", 1), ("sglang", "priority", -1), ("sglang", "priority-low-first", 1)):
-        order = [sign * number(header_lines(Slo(), engine, scheduling, one)) for one in (early, late, unpromised, hopeless)]
+        numbers = [queue_number(Slo(), engine, scheduling, one) for one in (early, late, unpromised, hopeless)]
+        order = [sign * number for number in numbers if number is not None]
         assert order == sorted(order), (engine, scheduling)
         assert len(set(order)) == 4
 
 
 def test_sglang_gets_a_unit_that_does_not_preempt_for_trifles() -> None:
     assert 10 * SGLANG_UNIT_MS >= 2000, "it preempts for a difference of 10"
-    assert priority_line("sglang", "priority", NOW, 1) == b"x-override-priority: %d\r\n" % -(NOW // SGLANG_UNIT_MS)
+    assert queue_number(Slo(), "sglang", "priority", luggage()) == -((NOW + 1250) // SGLANG_UNIT_MS)
+
+
+@pytest.mark.parametrize(
+    ("route", "has_members"), [("chat", True), ("completions", True), ("responses", True), ("messages", False)]
+)
+@pytest.mark.parametrize("client_has_one", [False, True])
+def test_sglang_is_told_in_the_body_too(route: str, has_members: bool, client_has_one: bool) -> None:
+    """It reads the header where it was started to, and for chats alone; Anthropic's bodies have no such member."""
+    line, added, replaced = numbered("sglang", route, -7, client_has_one)
+    assert line == b"x-override-priority: -7\r\n"
+    assert added == ({"priority": -7} if has_members else {})
+    assert replaced == (frozenset({"priority"}) if has_members and client_has_one else frozenset())
+    body = json.dumps({"model": "m", **({"priority": 3} if client_has_one else {}), "metadata": {"priority": 4}}).encode()
+    sent = json.loads(b"".join(packed((body,), added, replaced)))
+    assert sent == {**json.loads(body), **added}
+    assert b"".join(packed((body,), added, replaced)).count(b'"priority"') == 1 + ("priority" in sent)
 
 
 def test_facts_go_to_our_scheduler_alone() -> None:

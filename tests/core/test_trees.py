@@ -19,7 +19,7 @@ from predictor.features import BUCKETS, FEATURES, Cues, cues
 from predictor.grams import GRAM_BUCKETS, Grams, Spoken, grams_of, spoken_of
 from predictor.prompts import view_of
 from predictor.treefile import TreeFileError, read
-from predictor.trees import Trees
+from predictor.trees import Stretch, Trees
 
 SHIPPED = Path(__file__).resolve().parents[2] / "predictor" / "tagger_models" / "trees.onnx"
 
@@ -32,7 +32,7 @@ def grown(rng: random.Random, depth: int, width: int) -> dict[str, Any]:
     return {"split_feature": rng.randrange(width), "threshold": rng.uniform(-1.0, 8.0), **children}
 
 
-def made(*, words: bool = False, grams: bool = False) -> bytes:
+def made(*, words: bool = False, grams: bool = False, stretch: Stretch | None = None) -> bytes:
     rng = random.Random(4)
     width = len(FEATURES) + words + len(Grams._fields) * grams
     ensembles = [Ensemble([{"tree_structure": grown(rng, 5, width)} for _ in range(12)]) for _ in range(3)]
@@ -40,14 +40,20 @@ def made(*, words: bool = False, grams: bool = False) -> bytes:
     linear[3], linear[-1] = 0.5, -0.25
     weights = np.array([rng.gauss(0.0, 1.0) for _ in range(BUCKETS)]) if words else None
     if not grams:
-        return onnx_of(ensembles, linear, weights)
+        return onnx_of(ensembles, linear, weights, stretch=stretch)
     said = np.random.default_rng(8).normal(size=(2, GRAM_BUCKETS))
-    return onnx_of(ensembles, linear, weights, (10.0 * said[0], said[1] ** 2))
+    return onnx_of(ensembles, linear, weights, (10.0 * said[0], said[1] ** 2), stretch)
 
 
-@pytest.mark.parametrize(("words", "grams"), [(False, False), (True, False), (False, True), (True, True)])
-def test_figures_are_those_of_the_runtime(words: bool, grams: bool) -> None:
-    data = made(words=words, grams=grams)
+CURVED = Stretch((-8.0, -2.0, -0.5, 0.0, 1.0, 9.0), (-3.0, 1.0, 1.0, 2.5, 4.0, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "grams", "stretch"),
+    [(False, False, None), (True, False, None), (False, True, None), (True, True, None), (False, True, CURVED)],
+)
+def test_figures_are_those_of_the_runtime(words: bool, grams: bool, stretch: Stretch | None) -> None:
+    data = made(words=words, grams=grams, stretch=stretch)
     trees, session = Trees.from_onnx(data), onnxruntime.InferenceSession(data)
     rng = random.Random(6)
     for _ in range(200):
@@ -61,6 +67,22 @@ def test_figures_are_those_of_the_runtime(words: bool, grams: bool) -> None:
             feed |= {name: np.array(part, np.int64) for name, part in parts._asdict().items()}
         expected = sorted(session.run(None, feed)[0][0].tolist())
         assert trees.quantiles(Cues(numbers, spoken), parts) == pytest.approx(expected, abs=1e-4)
+
+
+@given(st.floats(-50.0, 50.0), st.floats(-50.0, 50.0))
+def test_a_line_of_straight_pieces_rises_and_goes_through_its_points(one: float, other: float) -> None:
+    assert [CURVED(at) for at in CURVED.at] == pytest.approx(CURVED.to)
+    assert (CURVED(one) <= CURVED(other)) or one > other
+    assert CURVED(10.0) == pytest.approx(5.125)
+
+
+@pytest.mark.parametrize(
+    ("at", "to"),
+    [((0.0,), (1.0,)), ((0.0, 0.0), (1.0, 2.0)), ((0.0, 1.0), (2.0, 1.0)), ((0.0, math.nan), (1.0, 2.0)), ((0.0, 1.0), (1.0,))],
+)
+def test_a_line_that_does_not_rise_is_refused(at: tuple[float, ...], to: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="does not rise"):
+        Stretch(at, to)
 
 
 def test_prompts_without_any_known_gram_are_answered() -> None:

@@ -11,7 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.snapshot_record import IDLE, Bids, Columns, Figures, Limits, Record, RecordError, Rule, Work, decode, encode
+from backends.snapshot_record import (
+    IDLE,
+    Begun,
+    Bids,
+    Columns,
+    Figures,
+    Limits,
+    Record,
+    RecordError,
+    Rule,
+    Work,
+    decode,
+    encode,
+)
 from predictor.profile import EngineLimits
 from predictor.request import Estimate, LengthEstimate
 from predictor.snapshot import ProbeReply, Resident, Snapshot
@@ -194,6 +207,11 @@ def test_record_fits_its_schema() -> None:
     ordered = msgspec.structs.replace(record, rule=by_budget[0], bids=by_budget[1], figures=by_budget[2], gammas={"chat": 1.2})
     fits("record", plain(ordered))
     assert decode(encode(ordered)) == ordered
+    begun = msgspec.structs.replace(ordered, begun=Begun([1], [NOW_MS], [0], [1.2]))
+    fits("record", plain(begun))
+    assert decode(encode(begun)) == begun
+    with pytest.raises(RecordError, match="columns"):
+        decode(encode(msgspec.structs.replace(begun, begun=Begun([1], [NOW_MS], [0], []))))
     older = [getattr(record, name) for name in Record.__struct_fields__[:13]]
     fits("record", plain(older))
     assert decode(encode(older)) == record, "an engine's scheduler of before"

@@ -14,7 +14,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.engine.engine_http import Target
+from tests.engine.engine_http import STREAM_TIMEOUT_S, Target
 from tests.engine.engine_record import Recorder
 from tests.engine.engine_run import (
     GENERATE_ARGS,
@@ -29,6 +29,7 @@ from tests.engine.engine_run import (
     start_all,
     stop_all,
 )
+from tests.engine.sglang_server import Sglangs, two_servers
 
 LOGS = pytest.StashKey[Path]()
 TAIL_CHARS = 2000
@@ -59,10 +60,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 
 
 @pytest.fixture(scope="session")
-def engines(folder: Path) -> Iterator[Engines]:
-    portal = Portal()
-    yield Engines(portal, folder)
-    portal.close()
+def portal() -> Iterator[Portal]:
+    made = Portal()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def engines(portal: Portal, folder: Path) -> Engines:
+    return Engines(portal, folder)
+
+
+@pytest.fixture(scope="session")
+def sglangs(folder: Path) -> Iterator[Sglangs]:
+    """Both started at once."""
+    made = two_servers(folder)
+    every = (made.smol, made.tiny)
+    try:
+        for server in every:
+            server.start()
+        for server in every:
+            server.wait_ready()
+        yield made
+    finally:
+        for server in every:
+            server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -126,8 +148,8 @@ def guided(folder: Path, servers: Servers, sidecar_records: tuple[Recorder, Reco
     """A gateway that asks the sidecars of both generating servers for each request."""
     backends = {server.name: server.url for server in servers.generating}
     sidecars = {server.name: record.url for server, record in zip(servers.generating, sidecar_records, strict=True)}
-    # a busy machine makes steps longer than any profile says
-    rule = '[models."*"]\npolicy = "po2"\nbinding = "early"\nprobe_s = 5.0\nerror_limit = 50.0\n'
+    # a busy machine makes steps longer than any profile says, and the states that are published older
+    rule = '[models."*"]\npolicy = "po2"\nbinding = "early"\nprobe_s = 10.0\nstale_s = 60.0\nerror_limit = 1000.0\n'
     with running(Gateway(folder, "guided", backends, sidecars, rule)) as started:
         yield started
 
@@ -162,12 +184,12 @@ def direct(servers: Servers) -> Target:
 @pytest.fixture
 def sdk(through: Target) -> Iterator[openai.OpenAI]:
     """OpenAI's client, without its own retries: a fault must be seen."""
-    with openai.OpenAI(base_url=f"{through.url}/v1", api_key=through.key, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{through.url}/v1", api_key=through.key, max_retries=0, timeout=STREAM_TIMEOUT_S) as client:
         yield client
 
 
 @pytest.fixture
 def claude_sdk(through: Target) -> Iterator[anthropic.Anthropic]:
     """Anthropic's client on the same gateway."""
-    with anthropic.Anthropic(base_url=through.url, api_key=through.key, max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=through.url, api_key=through.key, max_retries=0, timeout=STREAM_TIMEOUT_S) as client:
         yield client

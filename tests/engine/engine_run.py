@@ -6,37 +6,46 @@ Every process has its own group and its output in a file; stopping ends the whol
 import asyncio
 import hashlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from backends.vllm_local import LocalVllm, VllmLaunch, find_engine
-from tests.engine.engine_http import Target, ask, counter, wait_until
+from tests.engine.engine_http import SURELY_S, Target, ask, counter, wait_until
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 300.0
+START_S = 600.0
 SCHEDULER = "backends.vllm_scheduler.SnapshotScheduler"
 # Measured for these tests on top of the launcher's own: tools need a parser to be named, stored responses a store.
 GENERATE_ARGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 GENERATE_ENV = (("VLLM_ENABLE_RESPONSES_API_STORE", "1"),)
 POOLING_ARGS = ("--runner", "pooling", "--convert", "embed")
+# An engine that shares a core with others may answer a probe later than by default, and is well: no test is about that.
+PROBE_S = 20.0
 SLEEPING_ENV = (("VLLM_SERVER_DEV_MODE", "1"),)  # /sleep and /wake_up exist with it alone
 
 
+# Below those that the system gives to whoever connects, and to servers that take any.
+_PORTS = iter(random.Random(os.getpid()).sample(range(12_000, 21_000), 9_000))
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
+    """A port that nobody listens on now, and that is nobody else's until its server binds it, an engine some ten seconds later:
+    none is given twice, and no client's connection may get it meanwhile."""
+    while True:
+        port = next(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Portal:
@@ -79,7 +88,7 @@ class Server:
 
     def running_requests(self) -> int:
         """How many requests the engine is working on or keeps waiting."""
-        return round(sum(counter(self.url, f"vllm:num_requests_{kind}") for kind in ("running", "waiting")))
+        return round(counter(self.url, "vllm:num_requests_running", "vllm:num_requests_waiting"))
 
     async def up(self) -> None:
         await self._vllm.start()
@@ -167,11 +176,12 @@ limits = { kv_blocks = 95, block_size = 128, max_num_seqs = 16, max_num_batched_
 class SidecarProcess:
     """`gateway sidecar` beside a server that publishes its state."""
 
-    def __init__(self, folder: Path, name: str, state_path: Path) -> None:
+    def __init__(self, folder: Path, name: str, state_path: Path, *more: str) -> None:
         self.target = Target(f"http://127.0.0.1:{free_port()}")
         profile = folder / "smollm2-cpu.toml"
         profile.write_text(PROFILE)
-        self._command = (sys.executable, "-m", "gateway", "sidecar", "--state", str(state_path), "--profile", str(profile))
+        files = ("--state", str(state_path), "--profile", str(profile))
+        self._command = (sys.executable, "-m", "gateway", "sidecar", *files, *more)
         self._log_path = folder / f"{name}-sidecar.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -181,7 +191,7 @@ class SidecarProcess:
             self._process = subprocess.Popen(
                 (*self._command, "--port", self.target.url.rsplit(":", 1)[1]), cwd=ROOT, stdout=log, stderr=log
             )
-        wait_until(lambda: self.health() == 200, 20.0, "the sidecar sees its engine")
+        wait_until(lambda: self.health() == 200, SURELY_S, "the sidecar sees its engine")
 
     def health(self) -> int:
         """The status of /healthz; 0 when nobody listens."""
@@ -227,6 +237,7 @@ class Gateway:
             if name in sidecars:
                 lines.append(f'sidecar = "{sidecars[name]}"')
         lines += ["[[keys]]", f'sha256 = "{hashlib.sha256(self.key.encode()).hexdigest()}"']
+        lines += ["[health]", f"timeout_s = {PROBE_S}"]
         return "\n".join(lines) + "\n"
 
     def start(self) -> None:
@@ -243,8 +254,8 @@ class Gateway:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_until(self._is_ready, 30.0, "the gateway's /readyz answers 200")
-        wait_until(self._has_all, 30.0, "all backends are routable")
+        wait_until(self._is_ready, SURELY_S, "the gateway's /readyz answers 200")
+        wait_until(self._has_all, SURELY_S, "all backends are routable")
 
     def _is_ready(self) -> bool:
         assert self._process is not None
@@ -269,7 +280,7 @@ class Gateway:
             return 0
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(20.0)
+            return self._process.wait(SURELY_S)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             return self._process.wait()

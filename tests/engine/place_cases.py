@@ -70,6 +70,32 @@ def a_sidecar_knows_that_somebody_gives_way() -> None:
         source.close()
 
 
+def a_sidecar_knows_which_begun_prompts_let_it_pass() -> None:
+    """The record tells their deadlines: a sooner request is foretold before them, a later one behind them."""
+    for ttft_ms, passes in ((2000.0, True), (40_000.0, False)):
+        engine = Engine(slots=4, chunk=64)
+        teach(engine)
+        engine.add("decodes", 64, 300)
+        engine.add("begun", 900, 40, ttft_ms=20_000.0)
+        for _ in range(4):
+            engine.step()
+        source = SharedRecordSource(os.environ["LEEWAY_SNAPSHOT"])
+        seen = source.look(time.monotonic())
+        places = Places(seen.queueing, seen.snapshot)
+        comer = Comer(Resident("new", 160, 0, 0, 5), engine.now_s, engine.now_s + ttft_ms / 1e3)
+        order, place = places.place(comer, engine.now_s)
+        state = places.arranged(order)
+        assert ("begun" in [who.id for who in state.waiting]) == passes
+        told_s = simulate(StepProfile(STEP_S, TOKEN_S, 0.0, 0.0), state, comer.resident, place=place).ttft_s
+        engine.add("new", 160, 5, ttft_ms=ttft_ms)
+        came_s = engine.now_s
+        engine.drain()
+        took_s = engine.first_s["new"] - came_s
+        assert abs(told_s - took_s) < 0.02 + 0.1 * took_s, (told_s, took_s)
+        assert (engine.first_s["new"] < engine.first_s["begun"]) == passes
+        source.close()
+
+
 def it_knows_the_place_by_priority_in_vllm_s_own_queue_too() -> None:
     engine = Engine(slots=1, stock=True)
     engine.add("runs", 64, 200)
@@ -96,6 +122,7 @@ def it_knows_the_place_by_priority_in_vllm_s_own_queue_too() -> None:
 CASES = [
     a_sidecar_knows_the_place_of_one_who_comes,
     a_sidecar_knows_that_somebody_gives_way,
+    a_sidecar_knows_which_begun_prompts_let_it_pass,
     it_knows_the_place_by_priority_in_vllm_s_own_queue_too,
 ]
 

@@ -6,6 +6,7 @@ A step takes `STEP_S` plus `TOKEN_S` for each prompt token; what a model would a
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,29 @@ class Engine:
         self.first_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
         self.begun: list[str] = []
+        self.preempted: list[str] = []
         self.tokens: dict[str, int] = {}
         self._composed: list[SchedulerOutput] = []
         self._ahead = ahead
+        self._added = 0
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def add(self, name: str, prompt: int, output: int, priority: int = 0, **hints: float | str) -> Request:
-        """A request; hints without their `leeway_`, with `ttft_ms` and the like."""
+    def add(
+        self,
+        name: str,
+        prompt: int,
+        output: int,
+        priority: int = 0,
+        tokens: Sequence[int] = (),
+        **hints: float | str,
+    ) -> Request:
+        """A request; hints without their `leeway_`, with `ttft_ms` and the like; `tokens` of its prompt, else nobody's."""
         extra = {"leeway_v": 1, **{f"leeway_{key}": value for key, value in hints.items()}} if hints else None
         params = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
-        start = hash(name) % 50_000
+        self._added += 1
+        start = 100_000 * self._added  # no other's prompt begins like it
         request = Request(
-            name, [start + at for at in range(prompt)], params, None, arrival_time=self.now_s, priority=priority,
+            name, [*tokens] or [start + at for at in range(prompt)], params, None, arrival_time=self.now_s, priority=priority,
             block_hasher=self._hasher,
         )  # fmt: skip
         self.scheduler.add_request(request)
@@ -85,6 +97,7 @@ class Engine:
         output = self.scheduler.schedule()
         scheduled = output.num_scheduled_tokens
         self.begun += [one.req_id for one in output.scheduled_new_reqs]
+        self.preempted += output.preempted_req_ids or ()
         fill = sum(tokens for tokens in scheduled.values() if tokens > 1)
         self.now_s += STEP_S + TOKEN_S * fill
         self._composed.append(output)

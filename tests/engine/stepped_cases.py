@@ -3,17 +3,19 @@
 usage: python -m tests.engine.stepped_cases MODEL_DIR [CASE...]
 """
 
+import ast
 import inspect
 import sys
 
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy, create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 import backends.vllm_cascade as ours
+import backends.vllm_scheduler as publishing
 from tests.engine.in_engine import run_cases
 from tests.engine.stepped import BEGIN_S, Engine, teach
 
@@ -191,6 +193,7 @@ def aborts_leave_nothing() -> None:
     for _ in range(3):
         engine.step()
     engine.scheduler.finish_requests([f"r{number}" for number in range(6)], RequestStatus.FINISHED_ABORTED)
+    engine.step()
     assert len(engine.scheduler.waiting) == 0
     assert not engine.scheduler.waiting
     assert len(engine.cascade.queue) == 0
@@ -268,14 +271,23 @@ def private_members_are_as_we_use_them() -> None:
     scheduler = Engine().scheduler
     kinds = {
         "waiting": RequestQueue, "kv_holding_waiting": RequestQueue, "running": list, "policy": SchedulingPolicy,
-        "current_step": int,
+        "need_mamba_block_aligned_split": bool,
         "pause_state": PauseState, "requires_kv_delivery": bool, "max_num_active_reqs": int, "max_num_running_reqs": int,
         "max_num_scheduled_tokens": int, "max_model_len": int, "block_size": int,
     }  # fmt: skip
     for name, kind in kinds.items():
         assert isinstance(getattr(scheduler, name), kind), name
+    for module in (ours, publishing):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "this":
+                assert hasattr(scheduler, node.attr), node.attr
     assert isinstance(scheduler.kv_cache_manager.block_pool.get_num_free_blocks(), int)
     assert isinstance(scheduler.kv_cache_manager.watermark_blocks, int)
+    assert isinstance(scheduler.kv_cache_manager.block_pool.num_gpu_blocks, int)
+    assert len(scheduler.kv_cache_config.kv_cache_groups) == 1
+    assert isinstance(scheduler.cache_config.enable_prefix_caching, bool)
+    assert isinstance(scheduler.vllm_config.parallel_config.data_parallel_index, int)
+    assert create_request_queue(SchedulingPolicy.PRIORITY)._heap == [], "Publishing sorts a copy of it"
     assert list(inspect.signature(Scheduler._preempt_request).parameters) == [
         "self",
         "request",
@@ -283,10 +295,15 @@ def private_members_are_as_we_use_them() -> None:
         "drop_stale_output",
     ]
     assert list(inspect.signature(Scheduler._request_blocks_can_be_freed).parameters) == ["self", "request"]
+    looks = Scheduler._reserve_prefill_lookahead
+    assert list(inspect.signature(looks).parameters) == ["self", "request", "num_computed_tokens", "num_new_tokens"]
+    assert looks(scheduler, Engine().add("r", 20, 2), 0, 7) == 7
+    assert scheduler.kv_cache_manager.get_computed_blocks(Engine().add("s", 40, 2))[1] == 0
     source = inspect.getsource(Scheduler.schedule)
+    assert source.count("num_new_tokens = self._reserve_prefill_lookahead(") == 2
+    nothing = source.partition("num_new_tokens = self._reserve_prefill_lookahead(")[2].partition("if num_new_tokens == 0:")[2]
+    assert "req_index += 1\n                continue" in nothing.partition("allocate_slots")[0], "passed over, no more"
     for used in (
-        "self.current_step += 1",
-        "if self.current_step < request.next_decode_eligible_step:",
         "request = request_queue.peek_request()",
         "request = request_queue.pop_request()",
         "self.waiting.prepend_requests(step_skipped_waiting)",
@@ -299,7 +316,15 @@ def private_members_are_as_we_use_them() -> None:
     assert abstract <= set(RequestQueue.__abstractmethods__)
     assert RequestQueue.__abstractmethods__ - set(dir(ours.BudgetQueue)) == set()
     request = Engine().add("r", 20, 2)
-    for name in ("status", "priority", "arrival_time", "num_computed_tokens", "num_prompt_tokens", "num_output_tokens"):
+    for name in (
+        "status",
+        "priority",
+        "arrival_time",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_output_tokens",
+        "kv_cache_report_mode",
+    ):
         assert hasattr(request, name), name
 
 

@@ -1,4 +1,4 @@
-"""CascadeScheduler on vLLM's real scheduler, stepped without a model, and what is relied on of its KV connectors."""
+"""What runs in the engine's environment: CascadeScheduler on vLLM's real scheduler without a model, KV connectors, spans."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.engine_run import ROOT
 
-MODULES = ("stepped_cases", "place_cases", "kv_contract_cases")
+MODULES = ("stepped_cases", "begun_cases", "place_cases", "kv_contract_cases", "span_cases")
 
 
 def names(module: str) -> list[str]:
@@ -36,13 +36,14 @@ def outcomes() -> dict[str, tuple[list[str], str]]:
         for module in MODULES
     }
     found = {}
-    for module, process in running.items():
-        try:
-            out, err = process.communicate(timeout=240)
-        finally:
+    try:
+        for module, process in running.items():
+            out, err = process.communicate(timeout=600)
+            assert process.returncode == 0, err[-3000:]
+            found[module] = json.loads(out.splitlines()[-1]), err
+    finally:
+        for process in running.values():
             process.kill()
-        assert process.returncode == 0, err[-3000:]
-        found[module] = json.loads(out.splitlines()[-1]), err
     return found
 
 

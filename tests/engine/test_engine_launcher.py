@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.vllm_local import LocalVllm, LocalVllmError, VllmLaunch, find_engine
-from tests.engine.engine_http import wait_until
+from tests.engine.engine_http import SURELY_S, wait_until
 from tests.engine.engine_run import ROOT, free_port
 
 # Answers /health; a child of its own stands for the engine core. `--stubborn` ignores SIGTERM, as a hung server does.
@@ -39,7 +39,7 @@ async def main():
     launch = VllmLaunch(Path(sys.executable), Path("model"), "name", int(sys.argv[1]))
     server = LocalVllm(launch, Path(sys.argv[2]), os.environ)
     await server.start()
-    await server.wait_ready(20)
+    await server.wait_ready()
     print(server.pid, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -79,13 +79,13 @@ def test_starts_and_ends_with_all_its_processes(tmp_path: Path, stand_in: dict[s
     async def scenario() -> None:
         for _ in range(2):  # it can be started again on the same port
             await vllm.start()
-            await vllm.wait_ready(20)
+            await vllm.wait_ready(SURELY_S)
             assert vllm.running
             await vllm.stop(grace_s=0.3)
             assert not vllm.running
 
     asyncio.run(scenario())
-    wait_until(lambda: is_gone(child_of(vllm.log_path)), 5.0, "the engine core has ended, too")
+    wait_until(lambda: is_gone(child_of(vllm.log_path)), SURELY_S, "the engine core has ended, too")
     assert vllm.log_path.read_text().count("arguments") == 2
 
 
@@ -94,7 +94,7 @@ def test_server_that_dies_is_told_with_its_last_words(tmp_path: Path, stand_in: 
 
     async def scenario() -> None:
         await vllm.start()
-        await vllm.wait_ready(20)
+        await vllm.wait_ready(SURELY_S)
 
     with pytest.raises(LocalVllmError, match=r"ended with 1 before it was ready(.|\n)*no memory left for the KV cache"):
         asyncio.run(scenario())
@@ -123,8 +123,8 @@ def test_server_ends_with_a_parent_that_is_killed(tmp_path: Path, stand_in: dict
         pid = int(parent.stdout.readline())
         assert not is_gone(pid)
         parent.send_signal(signal.SIGKILL)
-    wait_until(lambda: is_gone(pid), 5.0, "the server has ended")
-    assert is_gone(child_of(tmp_path / "server.log")), "the stand-in, unlike vLLM, leaves its child behind"
+    wait_until(lambda: is_gone(pid), SURELY_S, "the server has ended")
+    wait_until(lambda: is_gone(child_of(tmp_path / "server.log")), SURELY_S, "what the stand-in, unlike vLLM, leaves behind")
 
 
 def test_later_arguments_and_variables_win() -> None:

@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from backends.sglang_load import SglangLoadSource
-from tests.engine.engine_http import Json, Stream, ask, half_done, wait_until
+from tests.engine.engine_http import SURELY_S, Json, Stream, ask, counter, half_done, wait_until
+from tests.engine.engine_pace import times_slower
 from tests.engine.engine_record import Recorder
 from tests.engine.engine_run import ROOT, Gateway, Server, Servers, SidecarProcess
 
@@ -55,17 +56,17 @@ def streams(server: Server, count: int, tokens: int, base: int) -> Iterator[list
             stack.enter_context(
                 half_done(server.target, PATH, body(base + number, tokens), {"x-request-id": f"id-{base + number}"})
             )
-        wait_until(lambda: server.running_requests() == count, 30.0, f"{count} requests are at the engine")
+        wait_until(lambda: server.running_requests() == count, SURELY_S, f"{count} requests are at the engine")
         yield [f"id-{base + number}" for number in range(count)]
-    wait_until(lambda: server.running_requests() == 0, 30.0, "the engine is idle")
+    wait_until(lambda: server.running_requests() == 0, SURELY_S, "the engine is idle")
 
 
 def test_snapshot_lists_every_request_with_its_computed_tokens(servers: Servers, sidecars: tuple[SidecarProcess, ...]) -> None:
     sidecar = sidecars[0]
-    with streams(servers.smol_a, 19, 1000, base=100) as ids:
-        wait_until(lambda: len(residents(sidecar, "running")) == 16, 30.0, "the batch is full")
+    with streams(servers.smol_a, 19, 1900, base=100) as ids:
+        wait_until(lambda: len(residents(sidecar, "running")) == 16, SURELY_S, "the batch is full")
         wait_until(
-            lambda: all(one["generated_tokens"] > 1 for one in residents(sidecar, "running").values()), 30.0, "all decode"
+            lambda: all(one["generated_tokens"] > 1 for one in residents(sidecar, "running").values()), SURELY_S, "all decode"
         )
         before = residents(sidecar, "running")
         waiting = residents(sidecar, "waiting")
@@ -73,23 +74,23 @@ def test_snapshot_lists_every_request_with_its_computed_tokens(servers: Servers,
         assert len(waiting) == 3
         for one in before.values():
             assert one["computed_tokens"] == one["prompt_tokens"] + one["generated_tokens"] - 1
-            assert one["output_tokens"] == 1000
+            assert one["output_tokens"] == 1900
         wait_until(
             lambda: all(
                 after["computed_tokens"] > before[name]["computed_tokens"]
                 for name, after in residents(sidecar, "running").items()
             ),
-            30.0,
+            SURELY_S,
             "every running request has moved on",
         )
-    wait_until(lambda: not residents(sidecar, "running"), 5.0, "an idle engine's snapshot is empty")
-    assert snapshot(sidecar)["free_blocks"] == 95
+    wait_until(lambda: not residents(sidecar, "running"), SURELY_S, "an idle engine's snapshot is empty")
+    wait_until(lambda: snapshot(sidecar)["free_blocks"] == 95, SURELY_S, "and all of its memory free")
 
 
 def test_predictions_are_finite_and_ordered(servers: Servers, sidecars: tuple[SidecarProcess, ...]) -> None:
     busy, idle = sidecars
-    with streams(servers.smol_a, 18, 800, base=200):
-        wait_until(lambda: len(residents(busy, "running")) == 16, 30.0, "the batch is full")
+    with streams(servers.smol_a, 18, 1900, base=200):
+        wait_until(lambda: len(residents(busy, "running")) == 16, SURELY_S, "the batch is full")
         told = [predict(idle), predict(busy)]
         for reply in told:
             assert all(math.isfinite(reply[name]) and reply[name] >= 0 for name in ("ttft_s", "tpot_s", "e2e_s", "wait_s"))
@@ -104,7 +105,7 @@ def test_predictions_are_finite_and_ordered(servers: Servers, sidecars: tuple[Si
 def test_expected_length_travels_with_the_request(servers: Servers, sidecars: tuple[SidecarProcess, ...]) -> None:
     hinted = {**body(300, 900), "vllm_xargs": {"leeway_v": 1, "leeway_out_tokens": 77}}
     with half_done(servers.smol_a.target, PATH, hinted, {"x-request-id": "hinted"}):
-        wait_until(lambda: "hinted" in residents(sidecars[0], "running"), 20.0, "the request runs")
+        wait_until(lambda: "hinted" in residents(sidecars[0], "running"), SURELY_S, "the request runs")
         assert residents(sidecars[0], "running")["hinted"]["output_tokens"] == 77
 
 
@@ -115,8 +116,10 @@ def test_reservation_ends_when_its_request_is_there(servers: Servers, sidecars: 
     assert ask(sidecar.target, "POST", "/reserve", reserve).status == 200
     assert predict(sidecar)["waiting"] == 1
     with half_done(servers.smol_b.target, PATH, body(400, 900), {"x-request-id": "reserved"}):
-        wait_until(lambda: "reserved" in residents(sidecar, "running"), 4.0, "the request runs")
-        assert ask(sidecar.target, "GET", "/snapshot").json()["reserved"] == 0
+        wait_until(lambda: "reserved" in residents(sidecar, "running"), SURELY_S, "the request runs")
+        wait_until(
+            lambda: ask(sidecar.target, "GET", "/snapshot").json()["reserved"] == 0, SURELY_S, "it counts once, where it is"
+        )
         assert predict(sidecar)["in_flight"] == 1
 
 
@@ -126,9 +129,10 @@ def test_each_dispatch_goes_to_the_lower_predicted_e2e(
     """Whichever of the two is busy: a full batch and a queue, which no difference of pace outweighs."""
     went = []
     for number, busy in enumerate((0, 1, 1, 0)):
-        with streams(servers.generating[busy], 18, 900, base=700 + 20 * number):
+        with streams(servers.generating[busy], 18, 1900, base=700 + 20 * number):
             answer = ask(guided.target, "POST", PATH, {**body(800 + number, 20), "stream": False})
             assert answer.status == 200, answer.body
+            # a recorder has it all when what it passed on was read
             told = [json.loads(record.said["/predict"]) for record in sidecar_records]
             lower = min((0, 1), key=lambda index: told[index]["e2e_s"])
             assert answer.headers["x-leeway-backend"] == servers.generating[lower].name, told
@@ -145,9 +149,13 @@ def test_each_dispatch_is_reserved_under_the_engines_id(
         response = connection.getresponse()
         name, request_id = response.headers["x-leeway-backend"], response.headers["x-request-id"]
         index = [server.name for server in servers.generating].index(name)
-        wait_until(lambda: request_id.encode() in sidecar_records[index].asked.get("/reserve", b""), 5.0, "it is reserved")
-        assert request_id in residents(sidecars[index], "running")
-        assert ask(sidecars[index].target, "GET", "/snapshot").json()["reserved"] == 0
+        wait_until(lambda: request_id.encode() in sidecar_records[index].asked.get("/reserve", b""), SURELY_S, "it is reserved")
+        wait_until(lambda: request_id in residents(sidecars[index], "running"), SURELY_S, "it runs")
+        wait_until(
+            lambda: ask(sidecars[index].target, "GET", "/snapshot").json()["reserved"] == 0,
+            SURELY_S,
+            "it counts once, where it is",
+        )
 
 
 def test_killed_sidecar_costs_no_request(guided: Gateway, servers: Servers, sidecars: tuple[SidecarProcess, ...]) -> None:
@@ -158,13 +166,12 @@ def test_killed_sidecar_costs_no_request(guided: Gateway, servers: Servers, side
             assert ask(guided.target, "POST", PATH, {**body(911 + number, 2), "stream": False}).status == 200
     finally:
         sidecars[0].start()
-    page = ask(guided.admin, "GET", "/metrics").body.decode()
-    fallbacks = [line for line in page.splitlines() if line.startswith("leeway_prediction_fallbacks_total{")]
-    assert sum(float(line.rsplit(" ", 1)[1]) for line in fallbacks) >= 6, fallbacks
+    wait_until(lambda: counter(guided.admin, "leeway_prediction_fallbacks_total") >= 6, SURELY_S, "each is counted")
 
 
 def test_answers_are_those_of_the_engine_alone(servers: Servers) -> None:
     """The scheduler class publishes and decides nothing: what is asked twice is answered twice alike."""
+    wait_until(lambda: not any(server.running_requests() for server in servers.generating), SURELY_S, "both are idle")
     once = Stream(servers.smol_a.target, PATH, {**body(500, 30), "temperature": 0}).result()
     again = Stream(servers.smol_b.target, PATH, {**body(500, 30), "temperature": 0}).result()
     texts = [
@@ -175,16 +182,14 @@ def test_answers_are_those_of_the_engine_alone(servers: Servers) -> None:
 
 
 def test_publishing_is_cheap(servers: Servers) -> None:
-    """By the engine's own account, over its first 100 steps: thread CPU time."""
+    """By the engine's own account: thread CPU time a step, in the hundred steps that were disturbed least."""
     Stream(servers.smol_a.target, PATH, body(600, 100)).result()
 
-    def cost() -> re.Match[str] | None:
-        return re.search(r"publishing takes ([\d.]+) us a step", servers.smol_a.log_path.read_text())
+    def costs() -> list[str]:
+        return re.findall(r"publishing takes ([\d.]+) us a step", servers.smol_a.log_path.read_text())
 
-    wait_until(lambda: cost() is not None, 5.0, "the engine says what publishing costs")
-    found = cost()
-    assert found is not None
-    assert float(found[1]) <= 50.0
+    wait_until(lambda: bool(costs()), SURELY_S, "the engine says what publishing costs")
+    assert min(map(float, costs())) <= 50.0 * times_slower()
 
 
 CLASSES = """
@@ -212,7 +217,7 @@ print("as it should be")
 def test_scheduler_classes_fit_the_tested_version_and_refuse_others() -> None:
     python = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine")) / "bin" / "python"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
-    done = subprocess.run([python, "-c", CLASSES], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([python, "-c", CLASSES], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert "as it should be" in done.stdout, done.stderr[-2000:]
 
 
@@ -220,7 +225,7 @@ def test_sglangs_own_writer_is_understood(tmp_path: Path) -> None:
     python = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine")) / "bin" / "python"
     path = tmp_path / "load"
     script = Path(__file__).with_name("sglang_load_writer.py")
-    done = subprocess.run([python, script, path], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([python, script, path], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     written = json.loads(done.stdout)
     assert written["path"].startswith("/dev/shm/sglang_loads_") and written["path"].endswith(".shm")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engine.engine_http import Answer, Json, Stream, Target, ask, wait_until
+from tests.engine.engine_http import SURELY_S, Answer, Json, Stream, Target, ask, wait_until
 from tests.engine.engine_run import Engines, Gateway, Server, Servers, SidecarProcess, start_all, stop_all
 
 PATH = "/v1/completions"
@@ -13,8 +13,8 @@ SHORT: Json = {"model": "smollm2", "max_tokens": 1, "prompt": "Hello"}
 LONG: Json = {"model": "smollm2", "max_tokens": 1900, "ignore_eos": True, "prompt": "Hello", "stream": True}
 STREAMS = 8
 TOKENS = 60
-# So many that none can end before its server is killed: some seconds, where the kill takes less than one.
-TOKENS_UNTIL_KILLED = 200
+# So many that none ends before its server is killed: more than ten seconds, where it takes less than one until all are seen.
+TOKENS_UNTIL_KILLED = 400
 
 
 def begin(through: Target, count: int, tokens: int = TOKENS) -> list[Stream]:
@@ -22,7 +22,7 @@ def begin(through: Target, count: int, tokens: int = TOKENS) -> list[Stream]:
     body = {**LONG, "max_tokens": tokens, "stream_options": {"include_usage": True}}
     streams = [Stream(through, PATH, body) for _ in range(count)]
     for stream in streams:
-        assert stream.first.wait(60.0), "a stream does not begin"
+        assert stream.first.wait(SURELY_S), "a stream does not begin"
     return streams
 
 
@@ -75,12 +75,15 @@ def test_killed_server_costs_only_its_own_requests_and_comes_back(
     through: Target, guided: Gateway, servers: Servers, engines: Engines, sidecars: tuple[SidecarProcess, SidecarProcess]
 ) -> None:
     victim, other = servers.smol_b, servers.smol_a
+    for server in (victim, other):
+        wait_until(lambda name=server.name: routed_to(through, name), SURELY_S, "both are in use")  # type: ignore[misc]
+        wait_until(lambda one=server: one.running_requests() == 0, SURELY_S, "and idle")  # type: ignore[misc]
     streams = begin(through, STREAMS, TOKENS_UNTIL_KILLED)
     body = {**LONG, "max_tokens": TOKENS_UNTIL_KILLED, "stream": False}
     plain = [Stream(through, PATH, body) for _ in range(4)]
-    wait_until(lambda: victim.running_requests() + other.running_requests() == STREAMS + 4, 10.0, "all of them run")
+    wait_until(lambda: victim.running_requests() + other.running_requests() == STREAMS + 4, SURELY_S, "all of them run")
     victim.kill()
-    wait_until(lambda: sidecars[1].health() == 503, 2.0, "its sidecar knows that it is gone")
+    wait_until(lambda: sidecars[1].health() == 503, SURELY_S, "its sidecar knows that it is gone")
     # The very next requests are served, although nobody has told the gateway yet.
     assert [routed_to(through, other.name) for _ in range(4)] == [True] * 4
     assert [routed_to(guided.target, other.name) for _ in range(4)] == [True] * 4
@@ -97,9 +100,9 @@ def test_killed_server_costs_only_its_own_requests_and_comes_back(
         else:
             assert answer.status == 200
     start_all(engines.portal, [victim])
-    wait_until(lambda: sidecars[1].health() == 200, 2.0, "the sidecar sees the new one")
-    # One probe period of 1 s, the probe itself, and requests until one is placed there (every second one, on average).
-    wait_until(lambda: routed_to(through, victim.name), 2.0, "the server is used again")
+    wait_until(lambda: sidecars[1].health() == 200, SURELY_S, "the sidecar sees the new one")
+    # A probe period of 1 s, the probe itself, and requests until one is placed there (every second one, on average).
+    wait_until(lambda: routed_to(through, victim.name), SURELY_S, "the server is used again")
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_server_added_under_load_is_used_and_can_be_removed(through: Target, gat
     assert added.status == 202, added.body
     assert added.headers["location"].endswith(f"/admin/backends/{spare.name}")
     try:
-        wait_until(lambda: routed_to(through, spare.name), 20.0, "the new server is used")
+        wait_until(lambda: routed_to(through, spare.name), SURELY_S, "the new server is used")
         late = begin(through, STREAMS)
         assert spare.name in {served_by(stream.result()) for stream in late}
     finally:

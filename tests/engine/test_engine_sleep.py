@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.app import App
-from gateway.config import Admin, BackendSpec, GatewayConfig, Listen, ModelSpec, Tagger
+from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Listen, ModelSpec, Tagger
 from gateway.moving import Moved
 from gateway.residency import NEVER, Step
 from gateway.swap_config import DeviceSpec, FootprintSpec, Swaps, SwapSpec
-from tests.engine.engine_http import Answer, Json, Stream, Target, ask, wait_until
-from tests.engine.engine_run import Engines, Servers
+from tests.engine.engine_http import SURELY_S, Answer, Json, Stream, Target, ask, wait_until
+from tests.engine.engine_run import PROBE_S, Engines, Servers
 
 TOKENS = 300
-DWELL_S = 2.0
+DWELL_S = 5.0  # the visitor stays so long at least: all that is looked at meanwhile takes less
 GENERATE, EMBED = "/v1/completions", "/v1/embeddings"
 BODY: Json = {
     "model": "smollm2",
@@ -39,6 +39,7 @@ def config(servers: Servers) -> GatewayConfig:
     return GatewayConfig(
         listen=Listen(data="127.0.0.1:0", control="127.0.0.1:0"),
         admin=Admin(key="admin-key-of-the-tests"),
+        health=Health(timeout_s=PROBE_S),
         tagger=Tagger(mode="off"),
         models=tuple(ModelSpec(model, footprint=FootprintSpec(weight_gb=0.27, overhead_gb=0.3)) for model, _ in made),
         devices=(DeviceSpec("cpu", 0.8),),
@@ -69,7 +70,7 @@ class Inside:
 
     def preempt(self, model: str, leaves: str) -> None:
         """Pause one with its requests for the other, now."""
-        step = Step("cpu", model, 1.0, (leaves,), "preempt", 0.0, 1.0, NEVER, 1.0)
+        step = Step("cpu", model, 1.0, (leaves,), "preempt", 0.0, 1.0, NEVER, 1.0, pause_s=0.0)
         self._portal.run(self._begin(step))
 
     async def _begin(self, step: Step) -> None:
@@ -116,16 +117,17 @@ def said(answer: Answer) -> str:
 def test_streams_are_kept_while_another_model_visits(inside: Inside, servers: Servers) -> None:
     undisturbed = said(Stream(inside.target, GENERATE, BODY).result())
     stream = Stream(inside.target, GENERATE, BODY)
-    assert stream.first.wait(60.0)
+    assert stream.first.wait(SURELY_S)
+    inside.preempt("tiny-embed", "smollm2")  # before somebody waits, for then the planner may move by itself
     waits = Stream(inside.target, EMBED, {"model": "tiny-embed", "input": "a text"})
-    inside.preempt("tiny-embed", "smollm2")
-    wait_until(lambda: sleeps(servers.smol_a.target), 20.0, "the engine sleeps")
+    wait_until(lambda: sleeps(servers.smol_a.target), SURELY_S, "the engine sleeps")
     assert servers.smol_a.running_requests() == 1, "it has kept its request"
     visit = waits.result()
     assert (visit.status, len(json.loads(visit.body)["data"][0]["embedding"])) == (200, 128)
     assert stream.is_alive()
     text = said(stream.result())
     assert text == undisturbed
+    wait_until(lambda: len(inside.history) >= 2, SURELY_S, "both steps are over")
     steps = [(step.model, step.leaves, step.outcome) for step in inside.history]
     assert steps == [("tiny-embed", ("smollm2",), "done"), ("smollm2", ("tiny-embed",), "done")]
     assert sleeps(servers.embed.target)

@@ -16,14 +16,14 @@ import httpx2 as httpx
 import pytest
 
 from gateway.app import App
-from gateway.config import Admin, BackendSpec, GatewayConfig, Listen, ModelSpec
+from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Listen, ModelSpec
 from gateway.prompt import prompt_tokens
-from tests.engine.engine_run import ROOT, free_port
+from tests.engine.engine_http import SURELY_S
+from tests.engine.engine_run import PROBE_S, ROOT, free_port
 from tests.wire.kit import idle_for, until
 
 HERE = Path(__file__).parent
 ENGINE = Path(os.environ.get("LEEWAY_ENGINE", ROOT / ".engine"))
-READY_S = 20.0
 TEXT = " ".join(f"word{number}" for number in range(1500))
 
 
@@ -67,13 +67,14 @@ def test_a_request_is_joined_to_its_blocks(engine: tuple[str, str, int, "subproc
             backends=(BackendSpec("gen", url, kv_events=events),),
             models=(ModelSpec("sglang-stub", "plan"),),
             admin=Admin(key="k"),
+            health=Health(timeout_s=PROBE_S),
         )
         app = App(config, log_fd=os.open(os.devnull, os.O_WRONLY))
         await app.start()
         engines = app.plane.desks.engines
         path = f"http://127.0.0.1:{app.plane.port}/v1/chat/completions"
         body = {"model": "sglang-stub", "messages": [{"role": "user", "content": TEXT}], "stream": True}
-        async with asyncio.timeout(READY_S), httpx.AsyncClient() as client:
+        async with asyncio.timeout(SURELY_S), httpx.AsyncClient(timeout=SURELY_S) as client:
             while not all(replica.state == "ready" for replica in app.plane.fleet):
                 await asyncio.sleep(0)
             (replica,) = app.plane.fleet
@@ -91,13 +92,13 @@ def test_a_request_is_joined_to_its_blocks(engine: tuple[str, str, int, "subproc
                 await idle_for(0.05)
             before = view.tokens
             tell(store=["mine", tokens, 400])
-            await until(lambda: view.joined == 1, READY_S)
-            await until(lambda: view.tokens == before + tokens - tokens % page + 400, READY_S)
+            await until(lambda: view.joined == 1, SURELY_S)
+            await until(lambda: view.tokens == before + tokens - tokens % page + 400, SURELY_S)
             tell(remove="answer")
-            await until(lambda: view.tokens == before + tokens - tokens % page, READY_S)
+            await until(lambda: view.tokens == before + tokens - tokens % page, SURELY_S)
             assert len(mirror.index) == held, "an answer holds no text of a prompt"
             tell(remove="prompt")
-            await until(lambda: view.tokens == before, READY_S)
+            await until(lambda: view.tokens == before, SURELY_S)
             assert len(mirror.index) <= 1
         await app.close()
 

@@ -10,11 +10,11 @@ import httpx2 as httpx
 import pytest
 
 from gateway.app import App
-from gateway.config import Admin, BackendSpec, GatewayConfig, Listen
-from tests.engine.engine_run import ROOT, free_port
+from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Listen
+from tests.engine.engine_http import SURELY_S
+from tests.engine.engine_run import PROBE_S, ROOT, free_port
 
 STUB = Path(__file__).with_name("sglang_stub.py")
-READY_S = 20.0
 
 
 @pytest.fixture(params=["priority", "priority-low-first"])
@@ -38,11 +38,12 @@ def test_whoever_must_start_first_runs_first(stub: str) -> None:
 
     async def run() -> list[str]:
         listen = Listen("127.0.0.1:0", "127.0.0.1:0")
-        config = GatewayConfig(listen=listen, backends=(BackendSpec("gen", stub),), admin=Admin(key="k"))
+        health = Health(timeout_s=PROBE_S)
+        config = GatewayConfig(listen=listen, backends=(BackendSpec("gen", stub),), admin=Admin(key="k"), health=health)
         app = App(config, log_fd=os.open(os.devnull, os.O_WRONLY))
         await app.start()
         url = f"http://127.0.0.1:{app.plane.port}/v1/chat/completions"
-        async with asyncio.timeout(READY_S), httpx.AsyncClient() as client:
+        async with asyncio.timeout(SURELY_S), httpx.AsyncClient(timeout=SURELY_S) as client:
             while not all(replica.state == "ready" for replica in app.plane.fleet):
                 await asyncio.sleep(0)
             (replica,) = app.plane.fleet
@@ -52,8 +53,8 @@ def test_whoever_must_start_first_runs_first(stub: str) -> None:
                 body = {"model": "sglang-stub", "messages": [{"role": "user", "content": "hi"}], "priority": 7}
                 assert (await client.post(url, json=body, headers=headers)).status_code == 200
             seen = (await client.get(f"{stub}/seen")).json()
-            assert all(one["body"]["priority"] == 7 for one in seen), "the body goes on as it came"
-            assert all(one["priority"] == int(one["headers"]["x-override-priority"]) for one in seen)
+            assert all(one["body"]["priority"] == int(one["headers"]["x-override-priority"]) for one in seen), "said both ways"
+            assert all(one["priority"] == one["body"]["priority"] != 7 for one in seen)
             order = list((await client.get(f"{stub}/order")).json())
         await app.close()
         return order

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from gateway.tag_worker import Models
+from predictor.model_names import model_key
 from predictor.prompts import view_of
 from tests.engine.engine_http import wait_until
 from tests.engine.engine_run import ROOT
@@ -67,7 +68,8 @@ def about(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def test_a_small_roberta_learns_which_prompts_have_long_answers(lengths: Path, tmp_path: Path) -> None:
-    train(lengths, tmp_path / "a", "--epochs", "12", "--learning-rate", "0.003")
+    printed = train(lengths, tmp_path / "a", "--epochs", "12", "--learning-rate", "0.003")
+    assert re.search(r"training .*?(\d+)/\1\b.*loss \d", printed, re.DOTALL), "a progress bar that came to its end"
     described = about(tmp_path / "a")
     assert described["cold"]["made"]["tau"] > 0.4
     assert described["offsets"]["wordy"] - described["offsets"]["plain"] == pytest.approx(0.69, abs=0.15)
@@ -116,6 +118,58 @@ def test_every_body_trains_and_is_exported_as_the_gateway_runs_it(lengths: Path,
     for prompt in ("", f"{SHORT} 7", "\U0001f600 " * 500):
         q10, q50, q90 = models.encoder(view_of({"prompt": prompt}))["encoder"]
         assert 0.0 < q10 <= q50 <= q90 < 12.0
+
+
+def test_the_model_that_answers_is_read_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Two models that never answer the same prompt: the prompt tells nothing, the model everything."""
+    path, rng = tmp_path / "lengths.jsonl", random.Random(5)
+    rows = []
+    for number in range(400):
+        model, tokens = rng.choice((("plain", 20), ("wordy", 900)))
+        length = round(tokens * rng.uniform(0.8, 1.25))
+        rows.append({"prompt": f"{LONG} {number}", "model": model, "output_tokens": length, "source": "made"})
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    weights, out, plan = tmp_path / "weights", tmp_path / "out", ("--epochs", "30", "--learning-rate", "0.003")
+    train(path, weights, "--by-model", *plan)
+    assert about(weights)["cold"]["made"]["log_mae"] < 0.4, "lengths scatter by 0.12 around the model's own"
+    train(path, tmp_path / "blind", *plan)
+    assert about(tmp_path / "blind")["cold"]["made"]["log_mae"] > 0.9, "the two are 3.8 apart"
+    tagger("export", str(weights), "--out", str(out))
+    middles = {}
+    models, view = Models(out), view_of({"prompt": f"{LONG} 7"})
+    assert models.reads_model
+    for model in ("plain", "wordy"):
+        said = tagger("inspect", "--model-folder", str(out), "--prompt", f"{LONG} 7", "--model", model)
+        assert "knows 2 models (others are read as none): plain, wordy" in said
+        middles[model] = models.encoder(view, model_key(model))["encoder"][1]
+    assert middles["wordy"] > middles["plain"] + 1.0
+    judged = json.loads(tagger("eval", str(path), "--model-folder", str(out), "--json").splitlines()[-1])
+    assert judged["cold"]["made"]["log_mae"] < 0.4
+
+
+def test_training_starts_from_a_foreign_checkpoint_folder(lengths: Path, tmp_path: Path) -> None:
+    """As all-MiniLM-L6-v2 is one: a BERT body, a WordPiece tokenizer, nothing of ours."""
+    start, out = tmp_path / "start", tmp_path / "out"
+    ran((str(PYTHON), "-c", FOREIGN, str(start)))
+    train(lengths, tmp_path / "weights", "--start", str(start), "--epochs", "6", "--learning-rate", "0.003")
+    described = about(tmp_path / "weights")
+    assert described["architecture"] == "bert"
+    assert described["cold"]["made"]["tau"] > 0.3
+    tagger("export", str(tmp_path / "weights"), "--out", str(out))
+    assert Models(out).names == ("encoder",)
+
+
+FOREIGN = """
+import sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel
+words = "[PAD] [UNK] [CLS] [SEP] [MASK] Answer briefly : number Write a long essay about".split()
+tokenizer = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=128, **sizes)).save_pretrained(sys.argv[1])
+tokenizer.save(sys.argv[1] + "/tokenizer.json")
+"""
 
 
 def test_the_papers_rule_trains_one_output(lengths: Path, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.faults.ledger import ClientRecord, Request, request
 from tests.faults.matrix import Cell
 from tests.faults.rig import Group, Rig
 
-LIMIT_S = 15.0
-REST_S = 15.0
+LIMIT_S = 90.0
+REST_S = 60.0
 WIDTH = 20
 NARROW = 5  # single bytes by the hundred: wider, and the machine has no time for anything else
 CHAIN = 4

@@ -31,6 +31,8 @@ from tests.faults.proxy import FaultProxy
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.02
 STALL_S = 0.2
+START_S = 60.0  # a start takes half a second, and a minute where others have the processor
+LEAKY = str(Path(__file__).with_name("leaky.py"))
 Metrics = dict[str, float]
 # glibc gives large blocks back at once: else the memory at rest tells of holes that large bodies have left in its heap
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -108,21 +110,22 @@ class LogReader:
 
 
 class GatewayProcess:
-    """`python -m gateway serve FILE` as its own process."""
+    """`python -m gateway serve FILE` as its own process, or one that loses `leak_bytes` with each request."""
 
-    def __init__(self, file: Path, log: LogReader) -> None:
+    def __init__(self, file: Path, log: LogReader, leak_bytes: int) -> None:
         self._file = file
+        self._program = (LEAKY, str(leak_bytes)) if leak_bytes else ("-m", "gateway")
         self._log = log
         self.port = self._control = 0
 
     async def start(self) -> None:
         """Start it and learn its ports from its log."""
-        command = (sys.executable, "-m", "gateway", "serve", str(self._file))
+        command = (sys.executable, *self._program, "serve", str(self._file))
         self._process = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, env={**os.environ, **GIVE_BACK}, stdout=self._log.write_fd
         )
         os.close(self._log.write_fd)
-        await until(lambda: self._process.returncode is not None or self._listening() is not None, 20.0, "listening")
+        await until(lambda: self._process.returncode is not None or self._listening() is not None, START_S, "listening")
         found = self._listening()
         assert found is not None, f"the gateway ended with {self._process.returncode}"
         self.port, self._control = (int(str(found[name]).split()[1]) for name in ("data", "control"))
@@ -162,7 +165,7 @@ class GatewayProcess:
         if self._process.returncode is None:
             self._process.terminate()
         try:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(START_S):
                 return await self._process.wait()
         except TimeoutError:
             self._process.kill()
@@ -205,11 +208,12 @@ class GatewayInside:
 class Rig:
     """See the module's words. `groups` maps each model to its number of backends."""
 
-    def __init__(self, groups: dict[str, int], settings: str, seed: int, inside: bool) -> None:
+    def __init__(self, groups: dict[str, int], settings: str, seed: int, inside: bool, leak_bytes: int = 0) -> None:
         self._sizes = groups
         self._settings = settings
         self._rng = Random(seed)
         self._inside = inside
+        self._leak_bytes = leak_bytes
         self._directory = tempfile.TemporaryDirectory()
         self._polled: asyncio.Future[Metrics] | None = None
         self._polled_s = 0.0
@@ -233,9 +237,9 @@ class Rig:
         file = Path(self._directory.name) / "gateway.toml"
         file.write_text(toml(declared, self._settings))
         self.log = LogReader(self.ledgers, Path(self._directory.name) / "gateway.log")
-        self.gateway = GatewayInside(file, self.log) if self._inside else GatewayProcess(file, self.log)
+        self.gateway = GatewayInside(file, self.log) if self._inside else GatewayProcess(file, self.log, self._leak_bytes)
         await self.gateway.start()
-        await self.ready(self.groups.values(), 10.0)
+        await self.ready(self.groups.values(), START_S)
 
     @property
     def port(self) -> int:

@@ -1,9 +1,10 @@
 """The soak: the fault matrix, then mixed load with a fault always on; one JSON line of figures, and an exit status.
 
-    python tests/faults/soak.py --requests 100000 [--seed N] [--per-cell 100] [--quick]
+    python tests/faults/soak.py --requests 100000 [--seed N] [--per-cell 100] [--quick] [--leak BYTES]
 
 The gateway runs as its own process; backends, proxies and clients share this one. Goals: nothing lost, duplicated or
-changed, no wrong end, at most 1.10 runs per accepted request, at most 1 MiB of growth per 100,000 requests.
+changed, no wrong end, at most 1.10 runs per accepted request, at most 1 MiB of growth per 100,000 requests. `--leak`
+has the gateway lose so many bytes with each request: that the growth is seen.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from gateway.memory import EVERY_S
 from tests.faults.matrix import cells
 from tests.faults.matrix_run import SETTINGS as MATRIX_SETTINGS
 from tests.faults.matrix_run import MatrixResult, MatrixRun, lanes
@@ -25,6 +27,7 @@ LANES = 12
 BACKENDS = 3
 AMPLIFICATION_MAX = 1.10
 GROWTH_MAX_MIB = 1.0
+REST_S = EVERY_S + 1.0
 GROWTH_REQUESTS = 100_000  # fewer say nothing about 1 MiB per 100,000: the allocator has steps of that size
 LINE_REQUESTS = 1_000_000
 SHOWN = 200
@@ -40,13 +43,15 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Fault matrix and soak of the gateway.")
     parser.add_argument("--requests", type=int, default=100_000, help="mixed requests after the warm-up")
     parser.add_argument("--warm-up", type=int, default=10_000)
-    parser.add_argument("--epoch", type=int, default=10_000, help="requests between two rests")
+    parser.add_argument("--epoch", type=int, default=5_000, help="requests between two rests")
+    parser.add_argument("--rest", type=float, default=REST_S, help="seconds of a rest in which memory is read")
+    parser.add_argument("--leak", type=int, default=0, help="bytes that the gateway loses with each request, as a trial")
     parser.add_argument("--per-cell", type=int, default=100, help="requests per cell of the matrix; 0 leaves it out")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a minute: 4 requests a cell, 10,000 mixed")
     chosen = parser.parse_args(words)
     if chosen.quick:
-        chosen.requests, chosen.warm_up, chosen.epoch, chosen.per_cell = 8_000, 2_000, 4_000, 4
+        chosen.requests, chosen.warm_up, chosen.epoch, chosen.per_cell, chosen.rest = 8_000, 2_000, 4_000, 4, 0.0
     return chosen
 
 
@@ -63,13 +68,13 @@ async def run_matrix(per_cell: int, seed: int) -> MatrixResult:
     return result
 
 
-async def run_soak(requests: int, warm_up: int, epoch: int, seed: int) -> SoakResult:
+async def run_soak(chosen: argparse.Namespace) -> SoakResult:
     """The mixed load."""
-    rig = Rig({MODEL: BACKENDS}, SETTINGS, seed, inside=False)
+    rig = Rig({MODEL: BACKENDS}, SETTINGS, chosen.seed, inside=False, leak_bytes=chosen.leak)
     await rig.start()
     try:
-        soak = Soak(rig, seed, progress)
-        await soak.run(requests, warm_up, epoch)
+        soak = Soak(rig, chosen.seed, progress, chosen.rest)
+        await soak.run(chosen.requests, chosen.warm_up, chosen.epoch)
     finally:
         await rig.stop()
     return soak.result
@@ -80,7 +85,7 @@ async def both_parts(chosen: argparse.Namespace) -> tuple[dict[str, object], lis
     started_s = time.monotonic()
     matrix = await run_matrix(chosen.per_cell, chosen.seed) if chosen.per_cell else MatrixResult()
     progress(f"matrix: {matrix.cells} cells, {len(matrix.failed)} failed, {time.monotonic() - started_s:.0f} s")
-    soak = await run_soak(chosen.requests, chosen.warm_up, chosen.epoch, chosen.seed)
+    soak = await run_soak(chosen)
     figures = summary(matrix, soak)
     figures["seed"] = chosen.seed
     figures["seconds"] = round(time.monotonic() - started_s, 1)

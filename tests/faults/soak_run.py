@@ -21,12 +21,14 @@ from tests.faults.rig import GatewayProcess, Group, Rig
 
 MODEL = "mix"
 WORKERS = 64
-LIMIT_S = 20.0
-REST_S = 20.0
+LIMIT_S = 90.0  # beyond the longest wait in the line: whatever comes of a request, its client is told
+REST_S = 60.0
 WEATHER_S = 1.0
 PIPELINED = 0.02
 HEAVY = 0.3
 REFUSALS = ("no_backend", "queue_timeout", "queue_full")
+SAMPLES_MAX = 40
+LOOK_S = 0.5
 AFTER_S = 1.0  # connections that a fault has left in a pool are closed when it ends, and may meet a request just then
 SETTINGS = """
 [timeouts]
@@ -36,16 +38,21 @@ first_byte_s = 1.5
 unary_s = 1.5
 idle_s = 1.5
 write_stall_s = 3.0
+
+[tagger]
+# full when the warm-up ends: what grows after that grows for ever
+cache_entries = 128
 """
 
 
 @dataclass(slots=True)
 class SoakResult:
-    """What the epochs gave. `memory_mib`: at rest, after each epoch; the first is the warm-up's."""
+    """What the epochs gave. `memory_mib`: what the gateway kept at rest, each after `memory_at` requests; the first is the
+    warm-up's."""
 
     verdict: Verdict = field(default_factory=Verdict)
     memory_mib: list[float] = field(default_factory=list)
-    epoch_requests: list[int] = field(default_factory=list)
+    memory_at: list[int] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     faults_armed: int = 0
     descriptors_base: int = 0
@@ -53,24 +60,30 @@ class SoakResult:
 
     @property
     def growth_mib(self) -> float:
-        """MiB per 100,000 requests: the median over the later half of the epochs. The allocator comes to its high-water
-        marks by steps in single, mostly early epochs; what is never let go grows in every one."""
-        pairs = zip(self.memory_mib, self.memory_mib[1:], self.epoch_requests[1:], strict=False)
-        grown = [(after - before) * 100_000 / count for before, after, count in pairs]
-        return median(grown[len(grown) // 2 :] or [0.0])
+        """MiB per 100,000 requests: from the median of the second fifth of the readings to that of the last fifth. The first
+        fifth, like the warm-up, is left for pools and tables to fill; a single reading may be off by a step of the
+        allocator, a median of several is not; what is never let go lies between the two, however little it is. 0.0 of
+        fewer than five readings after the warm-up."""
+        fifth = (len(self.memory_mib) - 1) // 5
+        if fifth < 1:
+            return 0.0
+        early, late = slice(1 + fifth, 1 + 2 * fifth), slice(-fifth, None)
+        grown_mib = median(self.memory_mib[late]) - median(self.memory_mib[early])
+        return grown_mib * 100_000 / (median(self.memory_at[late]) - median(self.memory_at[early]))
 
     @property
     def line_mib(self) -> float:
         """The same by the straight line from the warm-up to the end: for long runs, where steps weigh little."""
-        count = sum(self.epoch_requests[1:])
+        count = self.memory_at[-1] - self.memory_at[0] if self.memory_at else 0
         return (self.memory_mib[-1] - self.memory_mib[0]) * 100_000 / count if count else 0.0
 
 
 class Soak:
     """See the module's words."""
 
-    def __init__(self, rig: Rig, seed: int, log: Callable[[str], None]) -> None:
+    def __init__(self, rig: Rig, seed: int, log: Callable[[str], None], rest_s: float) -> None:
         self._rig = rig
+        self._rest_s = rest_s
         self._log = log
         self._rng = Random(seed)
         self._faults = network_faults()
@@ -90,14 +103,27 @@ class Soak:
         await self._quiet()
         self.result.descriptors_base = gateway.descriptors()
         self._heavy = int(warm_up * HEAVY)
-        sizes = [warm_up, *([epoch] * (requests // epoch)), requests % epoch]
-        for number, size in enumerate(filter(None, sizes)):
+        sizes = [size for size in (warm_up, *([epoch] * (requests // epoch)), requests % epoch) if size]
+        read_every = max(1, len(sizes) // SAMPLES_MAX)
+        for number, size in enumerate(sizes):
             await self._epoch(size)
-            self.result.memory_mib.append(gateway.memory_mib())
-            self.result.epoch_requests.append(size)
+            if number % read_every == 0 or number == len(sizes) - 1:
+                self.result.memory_mib.append(await self._kept_mib(gateway))
+                self.result.memory_at.append(self._next)
             if number == 1:
                 gateway.reload()
         self.result.descriptors_end = await self._closed(gateway)
+
+    async def _kept_mib(self, gateway: GatewayProcess) -> float:
+        """The least that is seen of its memory within `rest_s`: free pages are given back at turns (gateway/memory.py), so a
+        reading between two of them tells of the last large bodies as well."""
+        end_s = asyncio.get_running_loop().time() + self._rest_s
+        least_mib = gateway.memory_mib()
+        while asyncio.get_running_loop().time() < end_s:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), LOOK_S)
+            least_mib = min(least_mib, gateway.memory_mib())
+        return least_mib
 
     async def _closed(self, gateway: GatewayProcess) -> int:
         """Descriptors at rest, once the backends have closed what idles."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sim.cascade import Cascade, engine_of
+from gateway.sim.cascade_jobs import Job
 from gateway.sim.cascade_load import draw_mix
 from gateway.sim.cascade_report import Key, figures, run_cascade
 from gateway.sim.cascade_spec import CascadeSpec, ClassSpec, TierSpec, VariantSpec, load_cascade
@@ -76,6 +77,37 @@ def test_planning_serves_more_in_time_than_the_order_of_arrival(small: CascadeSp
     good = {variant.label: run_cascade(small, Key(variant, 11.0, 0))["goodput_per_s"] for variant in (FCFS, SJF, MH)}
     assert good["MH"] > 1.8 * good["FCFS"]
     assert good["MH"] >= good["SJF"]
+
+
+@pytest.mark.parametrize("rate_per_s", [6.0, 9.0])
+def test_with_little_memory_planning_stays_ahead_of_shortest_first(small: CascadeSpec, rate_per_s: float) -> None:
+    """Long prompts take a quarter of the KV blocks: the plan knows what blocks leave of the engine, and nothing is fetched
+    early that would displace what is cached."""
+    spec = replace(small, hbm_tokens=80_000)
+    good = {
+        variant.label: sum(run_cascade(spec, Key(variant, rate_per_s, seed))["goodput_per_s"] for seed in range(3))
+        for variant in (SJF, MH)
+    }
+    assert good["MH"] >= 1.005 * good["SJF"]
+
+
+def test_begun_prompts_give_their_blocks_only_if_that_is_enough(small: CascadeSpec) -> None:
+    """Nobody loses what is computed for one that then does not fit."""
+    spec = replace(small, hbm_tokens=80_000, requests=150)
+    mix = draw_mix(spec, 9.0, 0, engine_of(spec)[1].max_model_len)
+    run = Cascade(spec, MH, mix, 0)
+    kept, enough = run._make_way, []
+
+    def watched(index: int, job: Job) -> bool:
+        before = set(run._nodes[index].engine.requests)
+        made = kept(index, job)
+        enough.append(made or before == set(run._nodes[index].engine.requests))
+        return made
+
+    run._make_way = watched  # type: ignore[method-assign]
+    run.run()
+    assert len(enough) > 150
+    assert all(enough)
 
 
 def test_short_steps_keep_the_pace_of_answers(small: CascadeSpec) -> None:

@@ -20,7 +20,9 @@ from tests.sim.live import LiveDesks
 LIMITS = EngineLimits(300, 16, 16, 256, 2048)
 POLICIES = (
     PolicySpec("late plan", "plan"),
-    PolicySpec("late plan, order of arrival", "plan", order="fcfs"),
+    PolicySpec("late plan, by size and age alone", "plan", turn_after=0.0),
+    PolicySpec("late plan, order of arrival", "plan", order="fcfs", margin=0.05),
+    PolicySpec("late plan, bounded overtaking", "plan", overtaking_s=2.0),
     PolicySpec("late plan, by deadlines", "plan", order="mh"),
     PolicySpec("late plan, by budgets", "plan", order="lrb"),
     PolicySpec("early plan", "plan", binding="early"),

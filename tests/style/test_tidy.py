@@ -72,8 +72,8 @@ def test_tests_neither_sleep_nor_skip() -> None:
     assert found == []
 
 
-# Run inside vLLM's process, or need what the extra `train` brings; tests/engine and the evaluations import them.
-IN_ENGINE = {f"backends/{name}.py" for name in ("vllm_cascade", "vllm_kv", "vllm_scheduler")}
+# Run inside vLLM's process, or need what the extras `train` and `otlp` bring; tests/engine and the evaluations import them.
+IN_ENGINE = {"gateway/spans.py", *(f"backends/{name}.py" for name in ("vllm_cascade", "vllm_kv", "vllm_scheduler"))}
 IN_TORCH = {
     f"gateway/tagger/{name}.py" for name in ("export", "network", "run", "teacher", "training", "tree_columns", "trees")
 }

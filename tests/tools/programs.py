@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 from tests.wire.kit import until
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ADMIN_KEY = "admin-key-of-the-tools"
 START_S = 60.0
 GRACE_S = 15.0
+PORTS = 15_000, 20_000
 SYSTEM_FOLDERS = ":/usr/sbin:/sbin"
 PACKAGES = {"nginx": "nginx-light"}
 
@@ -49,10 +51,13 @@ def find_library(pattern: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on now. Not one of those that the system gives to clients: beside other tests
+    such a port may be somebody's before it is listened on."""
+    draw = SystemRandom()
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", draw.randrange(*PORTS)))
+            return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ PARTS = len(JUMPS_S) + 1
 PROBES = 3
 # Far less than a jump: a budget that the wall clock had a part in would be spent at once, and the request refused.
 STRICT = {"x-slo-ttft-ms": "600000", "x-leeway-strict": "true"}
-BACKENDS = '[[backends]]\nname = "engine"\nurl = "{url}"\nmax_in_flight = 100\n'
+# Real seconds: what a slow machine may take. Far less than a jump, too.
+LIMIT_S = 300
+PATIENT = "[queue]\ntimeout_s = 600\n[timeouts]\nidle_s = 600\nfirst_byte_s = 600\n"
+BACKENDS = PATIENT + '[[backends]]\nname = "engine"\nurl = "{url}"\nmax_in_flight = 100\n'
 
 
 def _body(stream: bool) -> dict[str, object]:
@@ -89,7 +92,7 @@ async def _open(gateway: Gateway, count: int, stream: bool) -> list[Peer]:
 
 
 async def _all_seen(peers: list[Peer], mark: bytes) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*(peer.seen(mark) for peer in peers))
 
 
@@ -103,10 +106,10 @@ async def _jump(gateway: Gateway, wall: Wall, steps: Steps, offset_s: int) -> No
     wall.set(offset_s)
     lines = len(gateway.access())
     assert (await ask(gateway.port, "/v1/models")).status == 200
-    await until(lambda: len(gateway.access()) > lines, 30)
-    assert abs(_wall_offset_s(gateway.access()[-1]) - offset_s) < 60
+    await until(lambda: len(gateway.access()) > lines, LIMIT_S)
+    assert abs(_wall_offset_s(gateway.access()[-1]) - offset_s) < LIMIT_S
     probes = steps.probes
-    await until(lambda: steps.probes >= probes + PROBES, 60)
+    await until(lambda: steps.probes >= probes + PROBES, LIMIT_S)
 
 
 async def _waiting(gateway: Gateway, count: int) -> None:
@@ -145,7 +148,7 @@ def test_a_jumping_wall_clock_affects_no_request(tmp_path: Path) -> None:
 
 
 async def _end(streams: list[Peer], queued: list[Peer], idle: Peer) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         idle.ask(_body(stream=False), CHAT)
         streamed = await asyncio.gather(*(peer.answer() for peer in streams))
         plain = await asyncio.gather(*(peer.answer() for peer in (*queued, idle)))
@@ -156,8 +159,8 @@ async def _end(streams: list[Peer], queued: list[Peer], idle: Peer) -> None:
 
 
 async def _nothing_failed(gateway: Gateway) -> None:
-    await until(lambda: len(gateway.access()) >= STREAMS + WAITING + 1 + len(JUMPS_S), 30)
+    await until(lambda: len(gateway.access()) >= STREAMS + WAITING + 1 + len(JUMPS_S), LIMIT_S)
     ends = {(line["status"], line["end"]) for line in gateway.access()}
     assert ends == {(200, "complete")}
-    assert all(0 <= line["duration_ms"] < 120_000 for line in gateway.access())
+    assert all(0 <= line["duration_ms"] < 1_200_000 for line in gateway.access())
     assert "Traceback" not in gateway.program.output()

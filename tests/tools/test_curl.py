@@ -38,7 +38,7 @@ class Got:
 
 async def curl(rig: Rig, *options: str, path: str = CHAT) -> Got:
     """Run curl on a path of the gateway; it must end well."""
-    figures = ("-sS", "-v", "--max-time", "25", "-w", MARK + "%{json}")
+    figures = ("-sS", "-v", "--max-time", "100", "-w", MARK + "%{json}")
     code, out, trace = await output_of(find("curl"), *figures, *options, rig.url + path)
     assert code == 0, trace
     body, _, told = out.rpartition(MARK)

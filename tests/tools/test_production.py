@@ -83,7 +83,7 @@ def test_it_serves_reloads_and_ends_as_the_unit_does_it(tmp_path: Path) -> None:
 
                 await until_async(reloaded)
                 _reload(gateway, file, text + "\n[queue]\nsize = -1\n")
-                await until(lambda: "queue.size" in gateway.program.output(), 30, gateway.program.output)
+                await until(lambda: "queue.size" in gateway.program.output(), 60, gateway.program.output)
                 assert await _generation(gateway) == 2
                 assert (await ask(port, CHAT, BODY)).status == 200
                 headers = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}

@@ -73,7 +73,7 @@ async def _under_attack(folder: Path) -> AsyncIterator[Gateway]:
 async def _connections(gateway: Gateway) -> float:
     """Client connections, once they have come down to none (or have not)."""
     loop, left = asyncio.get_running_loop(), 1.0
-    end_s = loop.time() + 10
+    end_s = loop.time() + 60
     while left and loop.time() < end_s:
         left = metric(await gateway.metrics(), "leeway_client_connections")
     return left
@@ -104,7 +104,7 @@ async def _slow_requests(folder: Path, mode: str, half: bytes, limit_s: float) -
         assert "No open connections left" in output, output
         assert (status, connection) == (408, b"close")
         assert 0.9 * limit_s < taken_s < limit_s + 5  # the machine may be busy elsewhere
-        await until(lambda: _refused_as_slow(gateway) == CONNECTIONS + 1, 10, lambda: _refused_as_slow(gateway))
+        await until(lambda: _refused_as_slow(gateway) == CONNECTIONS + 1, 60, lambda: _refused_as_slow(gateway))
         assert gateway.memory_bytes("VmHWM") - before < CONNECTIONS * HELD_PER_CLIENT_BYTES
 
 
@@ -126,7 +126,7 @@ def test_slow_readers_cost_little(tmp_path: Path) -> None:
             before = gateway.memory_bytes("VmHWM")
             output = await _slowhttptest(tmp_path, "X", f"http://127.0.0.1:{gateway.port}/v1/models", "-k", "3")
             assert re.search(r"Hit test time limit|No open connections left", output), output
-            assert sum(line["route"] == "models" for line in gateway.access()) >= CONNECTIONS
+            await until(lambda: sum(line["route"] == "models" for line in gateway.access()) >= CONNECTIONS, 60)
             assert gateway.memory_bytes("VmHWM") - before < CONNECTIONS * Limits().write_buffer_bytes
 
     asyncio.run(main())

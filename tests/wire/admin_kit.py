@@ -3,22 +3,24 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import looptime
 
 from backends.mock import MockConfig, MockEngine
 from gateway.app import App, Load
 from gateway.config import Admin, BackendSpec, GatewayConfig, Health, Listen
 from predictor.profile import preset
+from tests.wire.kit import idle_for
 
 ADMIN_KEY = "canary-admin-key-5f1c"
 BACKEND_KEY = "canary-backend-key-77aa"
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0  # a process is started and reloaded within it, on a machine that does other things as well
 CONFIG = GatewayConfig(
     listen=Listen(data="127.0.0.1:0", control="127.0.0.1:0"),
     health=Health(interval_s=0.1, timeout_s=2.0),
@@ -82,6 +84,7 @@ class Running:
             if wanted(reply):
                 return reply
             assert time.monotonic() < end_s, f"{path} still says {reply.status} {reply.text}"
+            await idle_for(0.005)
 
     async def ready(self, name: str) -> Reply:
         """Wait until a backend gets requests."""
@@ -118,7 +121,14 @@ async def running(tmp_path: Path, config: GatewayConfig = CONFIG, load: Load | N
             yield Running(app, session, log)
     finally:
         await app.close()
+        app.logs._writer._thread.join(DEADLINE_S)  # its last lines
         os.close(fd)
+
+
+def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
+    """Run a test whose engines take their time: whatever else the machine does, it takes them no longer or shorter."""
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(main)
 
 
 @asynccontextmanager

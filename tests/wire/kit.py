@@ -8,9 +8,11 @@ request that a client sent has exactly one line in the access log.
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -29,8 +31,8 @@ from tests.wire.scripted import ScriptedBackend, well
 CANARY = "canary-5f1c77aa"
 ADMIN_KEY = "admin-key-of-the-cases"
 CHAT = "/v1/chat/completions"
-CASE_LIMIT_S = 30.0
-BACK_S = 5.0
+CASE_LIMIT_S = 120.0  # these two are for what never comes: a busy machine takes several times as long as a quiet one
+BACK_S = 20.0
 ANSWER_S = 0.1
 LONG_AFTER_S = 1e6
 CONFIG = GatewayConfig(
@@ -57,12 +59,24 @@ async def virtual_pause(wait_s: float) -> None:
 
 
 async def until(true: Callable[[], bool], limit_s: float = BACK_S, say: Callable[[], object] = lambda: "") -> None:
-    """Wait until `true()`, looking every few ms; AssertionError with `say()` after `limit_s`."""
+    """Wait until `true()`, looking every few ms; AssertionError with `say()` after `limit_s`, by the loop's clock and by the
+    real one: threads and other processes know nothing of virtual time."""
     loop = asyncio.get_running_loop()
-    end_s = loop.time() + limit_s
+    end_s, real_end_s = loop.time() + limit_s, time.monotonic() + limit_s
     while not true():
-        assert loop.time() < end_s, f"not within {limit_s} s: {say()}"
+        assert loop.time() < end_s or time.monotonic() < real_end_s, f"not within {limit_s} s: {say()}"
         await idle_for(0.005)
+
+
+async def quick(ask: Callable[[], Awaitable[None]], limit_s: float) -> None:
+    """Check that `ask` takes less than `limit_s`: the quickest try counts, for the machine may be busy elsewhere."""
+    loop = asyncio.get_running_loop()
+    end_s, taken_s = loop.time() + BACK_S, math.inf
+    while taken_s >= limit_s:
+        assert loop.time() < end_s, f"it took {taken_s:.3f} s at best"
+        started_s = loop.time()
+        await ask()
+        taken_s = min(taken_s, loop.time() - started_s)
 
 
 def chat(text: str = CANARY, **fields: object) -> dict[str, object]:
@@ -224,6 +238,7 @@ async def _run(case: Case, rig: Rig) -> None:
     finally:
         rig.drop_peers()
         await rig.app.close()
+        rig.app.logs._writer._thread.join(BACK_S)  # the last lines: the gateway itself waits a second for who reads its log
         servers: list[ScriptedBackend | MockEngine] = [*rig.backends, *rig.engines]
         for server in servers:
             await server.close()
@@ -281,21 +296,18 @@ def _age(rig: Rig) -> None:
 
 
 async def _answers_in_time(rig: Rig) -> None:
-    """A plain request under 100 ms; five tries, for the machine may be busy elsewhere."""
-    plane, loop = rig.app.plane, asyncio.get_running_loop()
+    """A plain request takes under 100 ms."""
+    plane = rig.app.plane
     models = [r.models[0] for r in plane.fleet if r.state == "ready" and r.open(plane.now()) and r.serves("generate")]
-    taken_s = 1e9
-    for _ in range(5):
-        started_s = loop.time()
+
+    async def plain() -> None:
         if models:
             answer = await rig.ask({**chat("hi"), "model": models[0], "max_tokens": 1})
         else:
             answer = await rig.ask(path="/v1/models", method="GET")
-        taken_s = min(taken_s, loop.time() - started_s)
         assert answer.status == 200, answer
-        if taken_s < ANSWER_S:
-            return
-    raise AssertionError(f"a plain request took {taken_s:.3f} s")
+
+    await quick(plain, ANSWER_S)
 
 
 async def _check_after(rig: Rig, before: _Held) -> None:

@@ -32,7 +32,7 @@ class Recorded:
 
 
 @asynccontextmanager
-async def control_of(url: str, timeout_s: float = 20.0) -> AsyncIterator[Recorded]:
+async def control_of(url: str, timeout_s: float = 60.0) -> AsyncIterator[Recorded]:
     """Control requests to the server at that URL."""
     session = ControlSession(lambda address: True)
     try:
@@ -66,7 +66,7 @@ async def stub(script: Script) -> AsyncIterator[str]:
 
 def spec(way: Way, url: str, model: str = "m", layers: int = 1, **fields: object) -> MoverSpec:
     """A spec with limits that tests can wait for."""
-    limits = {"start_s": 20.0, "stop_s": 10.0}
+    limits = {"start_s": 60.0, "stop_s": 10.0}
     return MoverSpec(SwapSpec(way=way, **{**limits, **fields}), url, model, layers)  # type: ignore[arg-type]
 
 

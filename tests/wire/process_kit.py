@@ -52,14 +52,14 @@ def backend(folder: Path, model: str, fails: int = 0) -> BackendSpec:
     command = (sys.executable, "-S", "-c", SERVER, "${PORT}", "${MODEL}", str(folder))
     env = (("FAILS", str(fails)),)
     log = str(folder / f"{model}.log")
-    swap = SwapSpec("gpu0", "process", command=command, env=env, log=log, start_s=10.0, stop_s=5.0)
+    swap = SwapSpec("gpu0", "process", command=command, env=env, log=log, start_s=60.0, stop_s=30.0)
     return BackendSpec(f"e-{model}", f"http://127.0.0.1:{free_port()}", "openai", models=(model,), swap=swap)
 
 
 def settings(*backends: BackendSpec, swaps: Swaps = SWAPS) -> GatewayConfig:
     """All on one device that holds one."""
     models = [backend.models[0] for backend in backends]
-    return replace(config(*models, swaps=swaps), backends=backends, queue=Queue(timeout_s=20.0))
+    return replace(config(*models, swaps=swaps), backends=backends, queue=Queue(timeout_s=60.0))
 
 
 async def say(rig: Rig, model: str, **fields: object) -> str:

@@ -328,6 +328,8 @@ class ScriptedBackend:
         if call.method == b"GET" and call.target.split(b"?")[0] in (b"/v1/models", b"/health", b"/version", b"/metrics"):
             if self.get is None:
                 call.answer(self._utility(call.target))
+                if call.headers.get(b"connection") == b"close":
+                    call.close()
                 return
             play = self.get
         else:
@@ -340,7 +342,7 @@ class ScriptedBackend:
 
     async def called(self, count: int) -> list[Call]:
         """Wait until there were `count` calls in all."""
-        async with asyncio.timeout(10), self._arrivals:
+        async with asyncio.timeout(60), self._arrivals:
             await self._arrivals.wait_for(lambda: len(self.calls) >= count)
         return self.calls
 

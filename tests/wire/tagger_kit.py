@@ -12,8 +12,10 @@ from math import log
 from pathlib import Path
 
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
+from gateway import tag_link
 from gateway.tag_link import SHIPPED
 from predictor.tagger_text import HINTS, SPECIAL
 
@@ -52,14 +54,15 @@ def _save(path: Path, inputs: Sequence[onnx.ValueInfoProto], one: str, tokens: S
 
 
 BROKEN = """
-import math, select, socket, sys
+import math, os, select, socket, sys
 sys.path.insert(0, sys.argv[3])
 from gateway.tag_frames import decode_question, encode_reply
+from predictor.model_names import model_key
 fault = sys.argv[2]
 link = socket.socket(fileno=int(sys.argv[1]))
 if fault == "refuses":
     sys.exit(3)
-link.send(encode_reply(0, last=True, cues=None, guesses={"encoder": (0.0, 0.0, 0.0)}))
+link.send(encode_reply(0, last=True, cues=None, guesses={"encoder": (0.0, 0.0, 0.0)}, reads_model=fault == "by_model"))
 GUESS = {"nan": (math.nan,) * 3, "negative": (-3.0, -2.0, -1.0), "garbage": (3.0, 2.0, 1.0), "huge": (1.0, 2.0, 300.0)}
 while frame := link.recv(65536):
     question = decode_question(frame)
@@ -72,13 +75,24 @@ while frame := link.recv(65536):
         continue
     if fault == "slow":
         select.select([], [], [], 0.05)
+    while fault == "held" and not os.path.exists(sys.argv[4]):
+        select.select([], [], [], 0.002)
     guess = GUESS.get(fault, (4.0, 5.0, 6.0))
     if fault == "by_text":
         guess = (1.0, 2.0, 3.0) if b"short" in question.ends.head else (3.0, 5.52, 7.0)
+    if fault == "by_model":
+        guess = (1.0, 2.0, 3.0) if question.model == model_key("m") else (6.0, 7.0, 8.0)
     link.send(encode_reply(question.id, last=True, cues=None, guesses={"encoder": guess}))
 """
 
 
-def broken_command(fault: str) -> tuple[str, ...]:
-    """How a process with a fault is started (`by_text` has none: it goes by the word "short")."""
-    return (sys.executable, "-c", BROKEN, "{fd}", fault, str(Path(__file__).parents[2]))
+def broken_command(fault: str, go: Path | None = None) -> tuple[str, ...]:
+    """How a process with a fault is started: `held` answers once there is a file `go`. Two have none: `by_text` goes by the
+    word "short", `by_model` by the model."""
+    return (sys.executable, "-c", BROKEN, "{fd}", fault, str(Path(__file__).parents[2]), str(go))
+
+
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose every question is to be answered: a process that a busy machine lets wait is neither slow nor hung."""
+    monkeypatch.setattr(tag_link, "SLOW_S", 60.0)
+    monkeypatch.setattr(tag_link, "HUNG_S", 60.0)

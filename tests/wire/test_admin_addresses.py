@@ -17,6 +17,7 @@ from tests.wire.admin_kit import ADMIN_KEY, CONFIG, engine_config, engines, runn
 
 ONLY_TEN = replace(CONFIG, admin=Admin(key=ADMIN_KEY, networks=("10.0.0.0/8",)))
 MALFORMED = (
+    "http://10.0.0.1:0/",
     "file:///etc/passwd",
     "ftp://10.0.0.1/",
     "gopher://10.0.0.1:70/_",
@@ -48,7 +49,6 @@ FORBIDDEN = (
     "http://127.0.0.1:22/",
     "http://10.0.0.1:22/",
     "http://10.0.0.1:6/",
-    "http://10.0.0.1:0/",
     "http://8.8.8.8/",
     "http://0.0.0.0:{port}/",
     "http://[::]:{port}/",

@@ -16,6 +16,7 @@ from tests.wire.admin_kit import (
     declared,
     engine_config,
     engines,
+    in_virtual_time,
     running,
 )
 
@@ -197,7 +198,7 @@ def test_a_drain_lets_what_runs_finish_and_can_be_called_off(tmp_path: Path) -> 
             assert (back.status, back.json["drain_left_s"]) == (200, None)
             await gateway.ready("a")
 
-    asyncio.run(run())
+    in_virtual_time(run())
 
 
 def test_a_removed_backend_finishes_its_requests_and_takes_no_change_back(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_a_removed_backend_finishes_its_requests_and_takes_no_change_back(tmp_pa
             await gateway.gone("a")
             await add(gateway, "a", engine)
 
-    asyncio.run(run())
+    in_virtual_time(run())
 
 
 def test_a_removal_that_is_over_leaves_the_stream_alone(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_a_removal_that_is_over_leaves_the_stream_alone(tmp_path: Path) -> None:
                 assert engine.in_flight == 1
                 assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
 
-    asyncio.run(run())
+    in_virtual_time(run())
 
 
 @pytest.mark.parametrize("timeout", ["-1", "nan", "inf", "86401", "x", ""])
@@ -288,7 +289,7 @@ def test_a_rolling_change_under_load_fails_no_request(settings: dict[str, object
             assert old.aborted + new.aborted == 0
             assert new.requests_seen > seen
 
-    asyncio.run(run())
+    in_virtual_time(run())
 
 
 def test_the_limit_of_backends_holds(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import looptime
+import pytest
 
 from gateway import admin_schema
 from gateway.admin_models import to_its_end
@@ -111,7 +112,7 @@ def test_the_plan_shows_who_lies_where_who_comes_and_what_became_of_it() -> None
         step = plan["plan"]["steps"][0]
         assert (step["model"], step["leaves"], step["device"]) == (B, [A], "gpu0")
         assert plan["plan"]["saved_s"] > 0
-        assert plan["plan"]["saved_s"] == round(plan["plan"]["idle_cost_s"] - plan["plan"]["cost_s"], 3)
+        assert plan["plan"]["saved_s"] == pytest.approx(plan["plan"]["idle_cost_s"] - plan["plan"]["cost_s"], abs=0.002)
         sleeps, wakes = plan["plan"]["actions"][:2]
         assert (sleeps["kind"], sleeps["model"], sleeps["reason"]) == ("sleep", A, f"makes room for {B}")
         assert (wakes["kind"], wakes["model"]) == ("wake", B)
@@ -189,6 +190,21 @@ def test_what_if_plans_for_supposed_demand_and_moves_nothing() -> None:
     share(case)
 
 
+def test_a_model_may_be_asked_what_it_does_and_costs() -> None:
+    async def case(rig: Rig) -> None:
+        here, away = await said(rig, "GET", f"/admin/plan/{A}?prompt_tokens=100"), await said(rig, "GET", f"/admin/plan/{B}")
+        assert (here["model"], here["prompt_tokens"], here["fraction"], here["decode_tokens_per_s"]) == (A, 100, 1.0, None)
+        (there,), (out,) = here["devices"], away["devices"]
+        assert (there["fits"], out["fits"], out["could_fit"], out["preempt"]) == (True, False, True, None)
+        moves = (await said(rig, "GET", f"/admin/models/{A}"))["lodgers"][0]
+        assert there["preempt"]["mean_s"] == pytest.approx(moves["into"]["mean_s"] + moves["out"]["mean_s"], abs=0.002)
+        assert await code(rig, "GET", "/admin/plan/other") == (404, "no_such_model")
+        for query in ("fraction=2", "fraction=nan", "prompt_tokens=-1", "prompt_tokens=x"):
+            assert await code(rig, "GET", f"/admin/plan/{B}?{query}") == (422, "invalid_value"), query
+
+    share(case)
+
+
 def test_metrics_count_swaps_and_say_who_lies_where() -> None:
     async def case(rig: Rig) -> None:
         text = await rig.metrics()
@@ -239,7 +255,12 @@ def test_who_waits_is_told_when_the_model_is_expected() -> None:
 
 def test_without_devices_there_is_nothing_to_tell() -> None:
     async def case(rig: Rig) -> None:
-        for method, path in (("GET", "/admin/models"), ("GET", "/admin/models/m"), ("GET", "/admin/plan")):
+        for method, path in (
+            ("GET", "/admin/models"),
+            ("GET", "/admin/models/m"),
+            ("GET", "/admin/plan"),
+            ("GET", "/admin/plan/m"),
+        ):
             assert await code(rig, method, path) == (404, "no_devices")
         for path in ("/admin/models/m/load", "/admin/models/m/unload", "/admin/plan"):
             assert await code(rig, "POST", path) == (404, "no_devices")

@@ -1,13 +1,14 @@
 """Failure cases, section 4: a request runs once."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import looptime
 import pytest
 
-from gateway.config import Health, Queue, Retry
-from tests.wire.kit import CONFIG, Rig, chat, run
+from gateway.config import Health, ModelSpec, Queue, Retry
+from tests.wire.kit import CONFIG, Rig, chat, run, until, virtual_pause
 from tests.wire.scripted import ANSWER, Call, well
 
 
@@ -139,4 +140,37 @@ def test_case_4_3_second_attempts_have_a_budget() -> None:
         assert 30 <= rig.calls <= 30 + 3 + 2
 
     config = replace(CONFIG, health=Health(interval_s=5.0), retry=Retry(attempts=2, ratio=0.1, burst=2))
+    run(case, config, backends=2, on=looptime.new_event_loop, limit_s=300)
+
+
+@pytest.mark.parametrize(("strict", "status", "calls"), [("true", 429, 1), ("false", 200, 2)])
+def test_what_is_strict_is_not_begun_again_too_late_for_its_promise(strict: str, status: int, calls: int) -> None:
+    """An engine says 429 when half of the time is left that computing the prompt takes alone."""
+    tell = asyncio.Event()
+
+    async def busy(call: Call) -> None:
+        await tell.wait()
+        overloaded(call)
+
+    async def case(rig: Rig) -> None:
+        def play(call: Call) -> Awaitable[None] | None:
+            if rig.calls == 1:
+                return busy(call)
+            well(call)
+            return None
+
+        for backend in rig.backends:
+            backend.play = play
+        headers = {"x-slo-ttft-ms": "30000", "x-leeway-strict": strict}
+        asked = asyncio.create_task(rig.ask(chat("x" * 400_000), headers=headers))
+        await until(lambda: rig.calls == 1)
+        (placement,) = rig.app.plane.underway._placements.values()
+        account = placement.account
+        assert 0.1 < account.work_s < 29.0, "there was time enough when it was begun"
+        await virtual_pause(account.deadline_s - 0.5 * account.work_s - rig.app.plane.now())
+        tell.set()
+        answer = await asked
+        assert (answer.status, rig.calls) == (status, calls)
+
+    config = replace(CONFIG, models=(ModelSpec("m", "plan"),), health=Health(interval_s=5.0))
     run(case, config, backends=2, on=looptime.new_event_loop, limit_s=300)

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api import ROUTES
 from gateway.config import BackendSpec, KeySpec, Limits
-from tests.wire.kit import CANARY, CONFIG, Rig, chat, run
+from tests.wire.kit import CANARY, CONFIG, Rig, chat, run, until
 from tests.wire.scripted import ANSWER, Call, chunk, head
 
 BACKEND_KEY = "key-of-the-backend"
@@ -159,3 +159,22 @@ def test_case_6_4_all_bodies_together_are_bounded() -> None:
         holder.close()
 
     run(case, replace(CONFIG, limits=Limits(bodies_bytes=100_000)))
+
+
+def test_who_holds_large_bodies_keeps_no_small_one_out() -> None:
+    """Uploads of one client that go on for ever take what large bodies may have, and no more: others' small ones pass."""
+
+    async def case(rig: Rig) -> None:
+        plane = rig.app.plane
+        for _ in range(3):
+            holder = await rig.connect()
+            request, _ = holder.head("/v1/chat/completions", "POST", {"content-length": "400000"})
+            holder.send(request, b"{" * 390_000)
+        await until(lambda: plane.held_bytes >= 780_000, say=lambda: plane.held_bytes)
+        assert (await rig.ask(chat("x" * 150_000))).status == 503
+        assert (await rig.ask(chat("x" * 50_000))).status == 200
+        rig.drop_peers()
+        await until(lambda: plane.held_bytes == 0)
+        assert (await rig.ask(chat("x" * 150_000))).status == 200
+
+    run(case, replace(CONFIG, limits=Limits(bodies_bytes=1_000_000)))

@@ -34,7 +34,7 @@ def with_streams(tmp_path: Path, drain_s: float, use: Use) -> None:
         await backend.close()
 
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await main()
 
     asyncio.run(limited())

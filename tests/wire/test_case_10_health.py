@@ -8,7 +8,7 @@ import looptime
 import pytest
 
 from gateway.config import Health, Timeouts
-from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
+from tests.wire.kit import CONFIG, Rig, chat, metric, run, until, virtual_pause
 from tests.wire.scripted import DONE, FINISH, Call, Held, ScriptedBackend, silent, well
 
 FIRST_BYTE_S = 0.2
@@ -79,14 +79,14 @@ def test_case_10_2_streams_that_get_no_token_wedge_a_backend() -> None:
 
 
 class Load:
-    """Clients that ask one request after another, whatever comes."""
+    """Clients that ask one request after another, whatever comes, `pause_s` apart (0: at once; then virtual time stands)."""
 
-    def __init__(self, rig: Rig, clients: int) -> None:
+    def __init__(self, rig: Rig, clients: int, pause_s: float = 0.0) -> None:
         self._rig = rig
+        self._pause_s = pause_s
         self._number = itertools.count()
         self._tasks = [asyncio.create_task(self._client(i % 2 == 0)) for i in range(clients)]
         self.statuses: list[int] = []
-        self.times_s: list[float] = []
         self._stop = False
 
     async def _client(self, stream: bool) -> None:
@@ -95,7 +95,8 @@ class Load:
             assert answer.status != 200 or answer.whole
             assert answer.status != 503 or b"retry-after" in answer.headers
             self.statuses.append(answer.status)
-            self.times_s.append(asyncio.get_running_loop().time())
+            if self._pause_s:
+                await virtual_pause(self._pause_s)
 
     async def stop(self) -> None:
         self._stop = True
@@ -103,11 +104,12 @@ class Load:
 
 
 def test_case_10_3_all_backends_killed_under_load() -> None:
-    """10.3: all killed: 503 with Retry-After while down; the first 200 within 2 s of one being back on its port."""
+    """10.3: all killed: 503 with Retry-After while down; the first 200 within 2 s of one being back on its port (virtual
+    time)."""
 
     async def case(rig: Rig) -> None:
         loop = asyncio.get_running_loop()
-        load = Load(rig, 6)
+        load = Load(rig, 6, pause_s=0.01)
         await until(lambda: len(load.statuses) > 30)
         for backend in rig.backends:
             backend.kill()
@@ -120,26 +122,174 @@ def test_case_10_3_all_backends_killed_under_load() -> None:
         await load.stop()
         assert set(load.statuses) <= {200, 502, 503}
 
-    run(case, backends=2)
+    run(case, backends=2, on=looptime.new_event_loop, limit_s=300)
 
 
 def test_case_10_4_an_open_breaker_shows() -> None:
     """10.4: while a breaker is open, status page, readiness and metrics say not routable, and why."""
 
     async def case(rig: Rig) -> None:
-        rig.backend.play = lambda call: call.error(500)
-        for _ in range(3):
-            assert (await rig.ask(chat())).status == 500
+        rig.backend.play = lambda call: call.reset()
+        for number in range(4):
+            assert (await rig.ask(chat(f"question {number}"))).status == 502
         shown = (await rig.admin("GET", "/admin/backends/b0")).json
         assert (shown["routable"], shown["state"]) == (False, "down")
-        assert "answered 500" in shown["reason"]
+        assert shown["reason"].startswith("breaker: ")
         metrics = await rig.metrics()
         assert 'leeway_backend_state{backend="b0",state="down"} 1.0' in metrics
-        assert metric(metrics, "leeway_backend_failures_total") == 3
+        assert metric(metrics, "leeway_backend_failures_total") == 4
         assert (await rig.ask(path="/readyz", method="GET")).status == 503
         assert (await rig.ask(path="/livez", method="GET")).status == 200
 
     run(case, replace(CONFIG, health=Health(interval_s=5.0)), on=looptime.new_event_loop, limit_s=300)
+
+
+def poison(call: Call) -> None:
+    """The play of an engine that breaks at one request, and works else."""
+    call.error(500) if b"poison" in call.body else well(call)
+
+
+def test_one_body_that_gets_a_500_closes_no_backend_for_others() -> None:
+    """A request that the engine answers 500, retried while nothing else runs: never a 503, to nobody."""
+
+    async def case(rig: Rig) -> None:
+        rig.backend.play = poison
+        for _ in range(12):
+            assert (await rig.ask(chat("poison"))).status == 500
+        assert (await rig.ask(chat("good"))).status == 200
+        assert rig.state(rig.backend) == "ready"
+        moves = [line for line in rig.log() if line["event"] == "backend" and line["after"] == "down"]
+        assert not moves
+
+    run(case, replace(CONFIG, health=Health(interval_s=0.05)))
+
+
+def test_a_backend_that_fails_at_the_only_body_there_is_leaves_by_its_silence() -> None:
+    """Nobody asks anything else, and a token that it is asked for does not come: it is the backend. It returns with one."""
+
+    async def case(rig: Rig) -> None:
+        rig.backend.play = lambda call: call.error(500)
+        for _ in range(3):
+            assert (await rig.ask(chat("same"))).status == 500
+        await until(lambda: rig.state(rig.backend) == "down", say=lambda: rig.app.plane.fleet)
+        assert (await rig.ask(chat("same"))).status == 503
+        rig.backend.play = well
+        await rig.routable(rig.backend)
+        assert (await rig.ask(chat("same"))).status == 200
+
+    run(case, replace(CONFIG, health=Health(interval_s=0.05)))
+
+
+def test_several_bodies_that_get_500_close_no_only_backend() -> None:
+    """Nobody else could serve: it stays, what is good is answered, and a token tells that it works."""
+
+    async def case(rig: Rig) -> None:
+        rig.backend.play = poison
+        for number in range(8):
+            assert (await rig.ask(chat(f"poison {number}"))).status == 500
+        shown = (await rig.admin("GET", "/admin/backends/b0")).json
+        assert (shown["routable"], shown["why"]) == (True, "it fails at requests; a token that it is asked for will tell")
+        calls = rig.calls
+        await virtual_pause(6.0)
+        assert rig.calls == calls + 1, "the token"
+        assert (await rig.ask(chat("good"))).status == 200
+        assert (await rig.admin("GET", "/admin/backends/b0")).json["why"] == "ready"
+        assert not [line for line in rig.log() if line["event"] == "backend" and line["after"] == "down"]
+
+    run(case, replace(CONFIG, health=Health(interval_s=5.0)), on=looptime.new_event_loop, limit_s=300)
+
+
+def test_several_bodies_that_get_500_at_one_of_two_open_its_breaker() -> None:
+    """Others serve meanwhile; where all of them fail, the last one stays."""
+
+    async def case(rig: Rig) -> None:
+        for backend in rig.backends:
+            backend.play = lambda call: call.error(500)
+        for number in range(20):
+            assert (await rig.ask(chat(f"question {number}"))).status == 500
+        assert sorted(rig.state(backend) for backend in rig.backends) == ["down", "ready"]
+
+    run(case, replace(CONFIG, health=Health(interval_s=5.0)), backends=2, on=looptime.new_event_loop, limit_s=300)
+
+
+def test_a_busy_backend_that_fails_at_one_body_is_not_held_to_be_broken() -> None:
+    """The token that it is asked for does not come in time, for it has much to do: nothing is concluded from that."""
+
+    async def case(rig: Rig) -> None:
+        asked = asyncio.Event()
+
+        async def play(call: Call) -> None:
+            if b"poison" in call.body:
+                call.error(500)
+            else:
+                asked.set()
+                await call.gone.wait()
+
+        rig.backend.play = play
+        for _ in range(6):
+            assert (await rig.ask(chat("poison"))).status == 500
+        await asked.wait()
+        (replica,) = rig.app.plane.fleet
+        probed_s = replica.last_probe_s
+        await until(lambda: replica.last_probe_s > probed_s)
+        assert replica.state == "ready"
+        rig.backend.play = well
+
+    run(case, replace(CONFIG, health=Health(interval_s=0.05, timeout_s=0.1)), on=looptime.new_event_loop, limit_s=300)
+
+
+def test_a_body_goes_elsewhere_after_a_500_and_tells_on_who_fails() -> None:
+    """Of two backends one is broken: a client that repeats itself gets its answer from the other, and the first leaves."""
+
+    async def case(rig: Rig) -> None:
+        rig.backends[0].play = lambda call: call.error(500)
+        statuses = [(await rig.ask(chat("same"))).status for _ in range(40)]
+        assert rig.state(rig.backends[0]) == "down"
+        assert rig.state(rig.backends[1]) == "ready"
+        assert statuses.count(500) == 3
+        assert all(after == 200 for before, after in itertools.pairwise(statuses) if before == 500)
+
+    run(case, replace(CONFIG, health=Health(interval_s=5.0)), backends=2, on=looptime.new_event_loop, limit_s=300)
+
+
+def test_a_backend_that_is_too_busy_for_a_token_is_not_held_to_be_broken() -> None:
+    async def case(rig: Rig) -> None:
+        rig.backend.play = lambda call: call.error(500 if b"poison" in call.body else 503)
+        for _ in range(6):
+            assert (await rig.ask(chat("poison"))).status == 500
+        tokens = len(rig.backend.calls)
+        await rig.backend.called(tokens + 3)
+        assert rig.state(rig.backend) == "ready"
+
+    run(case, replace(CONFIG, health=Health(interval_s=0.05)), on=looptime.new_event_loop, limit_s=300)
+
+
+@pytest.mark.parametrize("status", [501, 505])
+def test_what_an_engine_does_not_do_is_no_failure_of_it(status: int) -> None:
+    async def case(rig: Rig) -> None:
+        rig.backend.play = lambda call: call.error(status)
+        for number in range(10):
+            assert (await rig.ask(chat(f"question {number}"))).status == status
+        assert rig.state(rig.backend) == "ready"
+
+    run(case)
+
+
+def test_a_date_to_come_back_at_is_heeded() -> None:
+    """Retry-After as an HTTP date: the backend is left alone until then, by its own clock, and the client gets it."""
+
+    async def case(rig: Rig) -> None:
+        later = b"Mon, 30 Nov 2020 12:00:07 GMT"
+        rig.backend.play = lambda call: call.error(503, b"date: Mon, 30 Nov 2020 12:00:00 GMT", b"retry-after: " + later)
+        refused = await rig.ask(chat())
+        assert (refused.status, refused.headers[b"retry-after"]) == (503, later)
+        rig.backend.play = well
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        assert (await rig.ask(chat())).status == 200
+        assert 6.5 <= loop.time() - asked_s <= 7.5
+
+    run(case, on=looptime.new_event_loop, limit_s=300)
 
 
 async def add(rig: Rig, name: str) -> ScriptedBackend:

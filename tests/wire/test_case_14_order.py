@@ -52,7 +52,8 @@ async def one(rig: Rig, name: str, number: int, at_s: float, start_s: float) -> 
     text = f"{number} {name} ".ljust(PROMPT_TOKENS * 4 - 60, "x")
     answer = await rig.ask(chat(text, stream=True), headers={"x-slo-class": name, "x-request-id": request_id})
     assert answer.status == 200
-    (account,) = [kept for kept in rig.app.plane.records._kept.values() if kept.request_id == request_id]
+    rig.app.plane.books.write()
+    (account,) = [kept for kept in rig.app.plane.books._records._kept.values() if kept.request_id == request_id]
     spent = dict(stages(account))
     waited_s = spent["queue_1"] + spent["queue_2"]
     good = account.ttft_s <= 1.0

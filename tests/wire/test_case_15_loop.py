@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
+import looptime
 import pytest
 
 from gateway.config import Health, KeySpec, Limits, ModelSpec
@@ -21,6 +22,7 @@ from tests.wire.served import Served, served
 PROMPT = "The quick brown fox jumps. " * 20_000  # about 128k tokens, 0.5 MB
 LAG_S = 0.05
 SLICE_CPU_S = 0.01
+REFERENCE_CPU_S = 0.01
 ROUNDS = 4
 POLLER = Path(__file__).with_name("poll_health.py")
 
@@ -39,10 +41,20 @@ SHAPES = {
 }
 
 
+def slowness() -> float:
+    """How much slower this machine is than the limits are meant for (at least 1): by the CPU time of a fixed piece of work."""
+    times_s = []
+    for _ in range(5):
+        started_s = time.thread_time()
+        sum(i * i for i in range(100_000))
+        times_s.append(time.thread_time() - started_s)
+    return max(1.0, min(times_s) / REFERENCE_CPU_S)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_case_15_1_a_large_body_is_scanned_in_small_slices(shape: str) -> None:
     """15.1: megabytes of any shape: no slice of the scan takes more than 10 ms of CPU (the best of a few runs of each)."""
-    body = SHAPES[shape]
+    body, limit_s = SHAPES[shape], SLICE_CPU_S * slowness()
     best: list[float] = []
     for _ in range(3):
         scan, number, done = Scan(body, 1024), 0, False
@@ -55,9 +67,9 @@ def test_case_15_1_a_large_body_is_scanned_in_small_slices(shape: str) -> None:
             best[number] = min(best[number], taken_s)
             number += 1
         assert scan.fields().model == "m"
-        if max(best) < SLICE_CPU_S:
+        if max(best) < limit_s:
             return
-    raise AssertionError(f"a slice took {max(best):.4f} s of CPU")
+    raise AssertionError(f"a slice took {max(best):.4f} s of CPU, not {limit_s:.4f}")
 
 
 async def talk(call: Call) -> None:
@@ -84,7 +96,8 @@ def schedstat(pid: int) -> list[int]:
 
 
 async def lag_and_health_s(gateway: Served, work: Awaitable[object]) -> tuple[float, float]:
-    """(worst loop lag, p99 of /health) while some work goes on, as far as they are the gateway's own doing."""
+    """(worst loop lag, p99 of /health) while some work goes on, as far as they are the gateway's own doing, on a machine as
+    fast as that of the limits."""
     poller = await asyncio.create_subprocess_exec(
         sys.executable, "-S", str(POLLER), str(gateway.port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -94,7 +107,7 @@ async def lag_and_health_s(gateway: Served, work: Awaitable[object]) -> tuple[fl
     lag_s = metric((await gateway.admin("GET", "/metrics")).body.decode(), "leeway_loop_lag_seconds")
     out, _ = await poller.communicate(b"")
     times_s = sorted(json.loads(out))
-    crowd = crowding(before, schedstat(gateway.pid))
+    crowd = crowding(before, schedstat(gateway.pid)) * slowness()
     return lag_s / crowd, times_s[int(len(times_s) * 0.99)] / crowd
 
 
@@ -221,7 +234,7 @@ def test_case_15_5_continue_comes_at_once() -> None:
         peer, body = await expecting(rig, 2_000_000)
         started_s = asyncio.get_running_loop().time()
         assert await peer.seen(CONTINUE) == b""
-        assert asyncio.get_running_loop().time() - started_s < 0.5
+        assert asyncio.get_running_loop().time() == started_s, "no timer has a part in it"
         peer.send(body)
         answer = await peer.answer()
         assert answer.status == 200
@@ -229,7 +242,7 @@ def test_case_15_5_continue_comes_at_once() -> None:
         assert rig.backend.calls[0].body == body
         assert b"expect" not in rig.backend.calls[0].headers
 
-    run(case)
+    run(case, on=looptime.new_event_loop)
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,8 @@ def test_what_may_have_run_is_not_retried(retries: int) -> None:
         assert rig.calls == 1
 
     config = replace(KEYED, timeouts=Timeouts(unary_s=0.1))
-    with_openai(use, config, retries=retries)
-    with_anthropic(use_other, config, retries=retries)
+    with_openai(use, config, retries=retries, on=looptime.new_event_loop)
+    with_anthropic(use_other, config, retries=retries, on=looptime.new_event_loop)
 
 
 async def collect(stream: AsyncIterator[Any], text: Callable[[Any], str], got: list[str], read: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""More idle clients than the process may have open files: they are turned away, and the fleet stays as it is."""
+"""More idle clients than the process may have open files: the oldest make room, and the fleet stays as it is."""
 
 import asyncio
 import os
@@ -8,16 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.config import Health
-from tests.wire.kit import CONFIG, Rig, chat, run
-from tests.wire.scripted import ScriptedBackend
+from gateway.config import Health, Limits
+from tests.wire.kit import CONFIG, Rig, chat, run, until
+from tests.wire.scripted import Held, ScriptedBackend
 from tests.wire.served import served
 
 IDLE = 300
 
 
 def test_idle_clients_do_not_take_the_backends_descriptors(tmp_path: Path) -> None:
-    """With 256 descriptors and 300 idle connections, who got in is served, and no backend is called down."""
+    """With 256 descriptors and 300 idle connections, whoever comes is served, and no backend is called down."""
 
     async def main() -> None:
         backend = ScriptedBackend("a")
@@ -25,19 +25,41 @@ def test_idle_clients_do_not_take_the_backends_descriptors(tmp_path: Path) -> No
         async with served(tmp_path, "", backend, limits=("-n", "256")) as gateway:
             assert (await gateway.event("listening"))["connections"] == 64
             peers = [await gateway.connect() for _ in range(IDLE)]
-            for peer in peers[:20]:
+            for peer in peers[-20:]:
                 peer.ask(chat())
-            assert {(await peer.answer()).status for peer in peers[:20]} == {200}
-            await peers[-1].ended()
+            assert {(await peer.answer()).status for peer in peers[-20:]} == {200}
+            await peers[0].ended()
             for peer in peers:
                 peer.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await gateway.held())["leeway_client_connections"]:
                     pass
         assert [line["after"] for line in gateway.log if line["event"] == "backend"] == ["ready"]
         await backend.close()
 
     asyncio.run(main())
+
+
+def test_who_only_holds_connections_locks_nobody_out() -> None:
+    """All places are taken: an idle one is closed in order for whoever comes; while all are busy, who comes is turned away."""
+
+    async def case(rig: Rig) -> None:
+        rig.backend.play = play = Held(begun=True)
+        holders = [await rig.connect() for _ in range(8)]
+        await until(lambda: rig.app.plane.connections == 8)
+        comers = []
+        for number in range(8):
+            comer = await rig.connect()
+            comer.ask(chat(f"question {number}", stream=True))
+            await comer.seen(b"begun")
+            assert await holders[number].ended() == b"", "closed in order, the oldest first"
+            comers.append(comer)
+        late = await rig.connect()
+        assert await late.ended() == b""
+        play.go_on.set()
+        assert all([(await comer.answer()).whole for comer in comers])
+
+    run(case, replace(CONFIG, limits=Limits(connections=8)))
 
 
 @contextmanager

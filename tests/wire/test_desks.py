@@ -87,7 +87,7 @@ def test_short_ones_go_first_and_each_waits_for_an_open_replica() -> None:
         assert {answer.status for answer in answers} == {200}
         assert play.order == ["1", "2", "3", "4", "5"]
 
-    run(case, config(), backends=(backend,))
+    run(case, config(), backends=(backend,), on=looptime.new_event_loop)
 
 
 def test_the_line_is_bounded_and_empties() -> None:

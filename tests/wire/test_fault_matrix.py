@@ -25,7 +25,7 @@ def test_every_cell_has_exactly_one_end_of_the_right_kind() -> None:
         result = MatrixResult()
         try:
             await MatrixRun(rig, PER_CELL, result).run(cells(), LANES)
-            await rig.at_rest(10.0)
+            await rig.at_rest(60.0)
             tasks_after = len(asyncio.all_tasks())
         finally:
             await rig.stop()
@@ -50,7 +50,7 @@ def test_a_giant_event_cut_in_the_middle_breaks_the_connection(do: str) -> None:
         try:
             wish = Wish(do=do, at="mid", k=1, text=200_000)  # type: ignore[arg-type]
             record = await rig.ask(request("giant", "m", True, wish))
-            await rig.settled_for(["giant"], 5.0)
+            await rig.settled_for(["giant"], 30.0)
             line = rig.ledgers.access["giant"][0]
         finally:
             await rig.stop()

@@ -25,8 +25,8 @@ ERROR: frozenset[Kind] = frozenset(("error",))
 async def judged(rig: Rig, requests: list[Request], right: frozenset[Kind]) -> tuple[Verdict, list[ClientRecord]]:
     """Send them all at once, and judge when everything is settled."""
     records = list(await asyncio.gather(*(rig.ask(one) for one in requests)))
-    await rig.settled_for([one.id for one in requests], 5.0)
-    await rig.at_rest(5.0)
+    await rig.settled_for([one.id for one in requests], 30.0)
+    await rig.at_rest(30.0)
 
     def allowed(record: ClientRecord, seen: View) -> frozenset[Kind]:
         return right
@@ -125,7 +125,7 @@ def test_odd_clients_are_served(plan: Plan) -> None:
 
 def test_a_client_that_never_reads_and_leaves_is_left_by_the_backend() -> None:
     async def play(rig: Rig, group: Group) -> Verdict:
-        plan = Plan(leave="stalled", stall_s=0.05)
+        plan = Plan(leave="stalled", stall_s=0.5)  # by then the backend has begun, on a slow machine, too
         wish = Wish(do="hang", at="event", k=2)
         gone: frozenset[Kind] = frozenset(("gone",))
         return (await judged(rig, some(True, wish, plan)[:6], gone))[0]

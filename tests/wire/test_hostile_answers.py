@@ -1,6 +1,7 @@
 """Backends that break HTTP or answer out of turn: no byte that is not an answer's reaches a client, nothing is reused."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -86,6 +87,11 @@ def test_an_answer_before_the_body_is_read_is_passed_on() -> None:
     refusal = b'{"error":{"message":"too large for this engine","type":"t","code":413}}'
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):  # a probe that was called off
+            await answer(reader, writer)
+        writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readuntil(b"\r\n\r\n")
         if asked.startswith(b"GET"):
             body = b'{"object":"list","data":[{"id":"early"}]}'
@@ -95,7 +101,6 @@ def test_an_answer_before_the_body_is_read_is_passed_on() -> None:
             await writer.drain()
             while await reader.read(1 << 20):
                 pass
-        writer.close()
 
     async def case(rig: Rig) -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -1,7 +1,6 @@
 """KV events over real sockets: read, resumed, replayed, forgotten; and what the gateway makes of them."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from predictor.kvview import KvView
 from predictor.prefix import PrefixIndex
 from predictor.sidecar import SidecarConfig
 from tests.core.test_kv_events import CLEARED, frames, removed, stored
+from tests.tools.programs import free_port
 from tests.wire.kit import CONFIG, Rig, chat, run, until
 from tests.wire.kv_publisher import KvPublisher
 
@@ -36,7 +36,7 @@ def story(case: Callable[[KvPublisher, KvView, KvFeed], Awaitable[None]], replay
         feed = KvFeed(publisher.endpoint, publisher.replay if replay else "", view)
         reading = asyncio.create_task(feed.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await case(publisher, view, feed)
         finally:
             reading.cancel()
@@ -174,7 +174,7 @@ def test_a_sidecar_reads_them_too(tmp_path: Path) -> None:
                 async with aiohttp.ClientSession() as client, client.get(f"{sidecar.url}/metrics") as answer:
                     return await answer.text()
 
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while "leeway_sidecar_kv_tokens 32.0" not in await told():
                     await asyncio.sleep(0)
         await until(publisher.subscribers[0].is_closing)
@@ -185,14 +185,6 @@ def test_a_sidecar_reads_them_too(tmp_path: Path) -> None:
 
 
 LONG = "the same long beginning of every prompt " * 400
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
 
 
 def test_the_gateway_believes_what_the_engine_says() -> None:

@@ -4,18 +4,21 @@ import asyncio
 import json
 from dataclasses import replace
 from math import exp
+from pathlib import Path
+
+import pytest
 
 from gateway.config import GatewayConfig, ModelSpec, Tagger
 from gateway.tagging import Tagging
 from predictor.wire import parse_ask, parse_correction
 from tests.wire.kit import CONFIG, Rig, chat, metric, run, until
 from tests.wire.scripted import Held, ScriptedBackend
-from tests.wire.tagger_kit import broken_command
+from tests.wire.tagger_kit import broken_command, patient
 from tests.wire.test_probing import Link, Scripted
 from tests.wire.test_probing_notes import Message, Sidecar, answer, taking
 from tests.wire.test_tagger import Trusting, up
 
-TAGGED = round(exp(5.0))  # what the slow tagger says in the end
+TAGGED = round(exp(5.0))  # what the tagger says in the end
 RULE = ModelSpec("m", "po2", binding="early", probe_s=10.0)
 
 
@@ -24,11 +27,18 @@ def config() -> GatewayConfig:
     return replace(CONFIG, models=(RULE,), tagger=Tagger(mode="auto", deadline_ms=1.0))
 
 
-async def slow_tagger(rig: Rig) -> Tagging:
+async def held_tagger(rig: Rig, go: Path) -> Tagging:
     tagging = rig.app.plane.desks.tagging
-    tagging.command, tagging.tagger = broken_command("slow"), Trusting()
+    tagging.command, tagging.tagger = broken_command("held", go), Trusting()
     tagging.start()
     return await up(rig)
+
+
+async def answers_late(tagging: Tagging, go: Path) -> None:
+    """Let it answer once its question is given up."""
+    await until(lambda: tagging.counts.misses == {"late": 1}, say=lambda: tagging.counts.misses)
+    go.touch()
+    await until(lambda: tagging.counts.late_used == 1, say=lambda: tagging.counts.misses)
 
 
 def with_sidecar(rig: Rig, url: str) -> None:
@@ -36,7 +46,8 @@ def with_sidecar(rig: Rig, url: str) -> None:
         rig.app.plane.respecify_backend(replace(replica.spec, sidecar=url))
 
 
-def test_a_request_that_was_sent_is_corrected_at_its_sidecar() -> None:
+def test_a_request_that_was_sent_is_corrected_at_its_sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient(monkeypatch)
     play, sidecar = Held(), Sidecar(taking)
     backends = (ScriptedBackend("b0"), ScriptedBackend("b1"))
 
@@ -45,9 +56,9 @@ def test_a_request_that_was_sent_is_corrected_at_its_sidecar() -> None:
             backend.play = play
         async with sidecar.scripted.running():
             with_sidecar(rig, sidecar.scripted.url)
-            tagging = await slow_tagger(rig)
+            tagging = await held_tagger(rig, tmp_path / "go")
             asked = asyncio.create_task(rig.ask(chat("how long?", stream=True), headers={"x-request-id": "it"}))
-            await until(lambda: tagging.counts.late_used == 1, 20.0, lambda: tagging.counts.misses)
+            await answers_late(tagging, tmp_path / "go")
             await until(lambda: any(target == b"/correct" for target, _ in sidecar.told), say=sidecar.story)
             play.go_on.set()
             assert (await asked).status == 200
@@ -61,7 +72,8 @@ def test_a_request_that_was_sent_is_corrected_at_its_sidecar() -> None:
     assert parse_correction(notes[1][1]).lengths.q50 == TAGGED
 
 
-def test_a_request_that_is_being_probed_for_goes_with_its_late_length() -> None:
+def test_a_request_that_is_being_probed_for_goes_with_its_late_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient(monkeypatch)
     play = Held()
     backends = (ScriptedBackend("b0"), ScriptedBackend("b1"))
     told: list[Message] = []
@@ -81,14 +93,14 @@ def test_a_request_that_is_being_probed_for_goes_with_its_late_length() -> None:
             backend.play = play
         async with Scripted(holds).running() as sidecar:
             with_sidecar(rig, sidecar.url)
-            tagging = await slow_tagger(rig)
+            tagging = await held_tagger(rig, tmp_path / "go")
             asked = asyncio.create_task(rig.ask(chat("how long?", stream=True)))
-            await until(lambda: tagging.counts.late_used == 1, 20.0, lambda: tagging.counts.misses)
+            await answers_late(tagging, tmp_path / "go")
             assert [target for target, _ in told] == [b"/predict", b"/predict"]
             known.set()
             await until(lambda: len(play.order) == 1)
             mirrors = [replica.mirror for replica in rig.app.plane.fleet if replica.mirror is not None]
-            assert [seat.expected for mirror in mirrors for seat in mirror.seats] == [TAGGED]
+            assert [seat.rest.median for mirror in mirrors for seat in mirror.seats] == [TAGGED]
             await until(lambda: len(told) == 3)
             play.go_on.set()
             assert (await asked).status == 200

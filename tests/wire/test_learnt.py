@@ -75,7 +75,7 @@ def test_the_next_life_begins_with_what_was_learnt(tmp_path: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert CANARY.encode() not in kept.read_bytes()
     live(second, told)
-    assert [path.name for path in tmp_path.iterdir() if "learnt" in path.name] == ["state.db.learnt"]
+    assert sorted(path.name for path in tmp_path.glob("*learnt*")) == ["state.db.learnt", "state.db.learnt.lock"]
 
 
 def test_what_swaps_took_is_known_in_the_next_life(tmp_path: Path) -> None:
@@ -207,6 +207,7 @@ def test_the_loop_is_free_while_much_is_made_ready(tmp_path: Path) -> None:
         records = [json.loads(line) for line in path.read_bytes().splitlines()[1:]]
         assert sum(len(state.get("curves", ())) for _, state in records) == len(tagger._running)
         assert turns > 10
+        await keeper.close()
 
     live(case, config())
-    assert os.listdir(tmp_path) == ["learnt"]
+    assert sorted(os.listdir(tmp_path)) == ["learnt", "learnt.lock"]

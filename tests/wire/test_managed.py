@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def managed(
         url = f"http://127.0.0.1:{free_port()}"
         async with control_of(url) as http:
             command = (*COMMAND, how, "${LAYERS}")
-            mover = mover_for(spec("process", url, command=command, log=str(log), **fields), http)
+            mover = mover_for(spec("process", url, command=command, **{"log": str(log), **fields}), http)
             assert isinstance(mover, ManagedProcess)
             try:
                 await use(mover, http, log)
@@ -124,11 +125,18 @@ def test_a_load_that_fails_says_why_at_once(tmp_path: Path, how: str, told: str)
 
 def test_one_that_is_never_ready_is_given_up_and_ended(tmp_path: Path) -> None:
     async def use(mover: ManagedProcess, http: Recorded, log: Path) -> None:
-        with pytest.raises(MoveError, match=r"was not ready within 1\.5 s \(/health answered 503\); the end of"):
+        with pytest.raises(MoveError) as caught:
             await mover.into(1.0)
         assert not mover._child.running
+        told.append(str(caught.value))
 
-    managed(use, tmp_path, "loading", start_s=1.5)
+    told: list[str] = []
+    for start_s in (1.5, 6.0, 24.0):  # a busy machine takes longer until it answers at all
+        managed(use, tmp_path, "loading", start_s=start_s)
+        assert f"was not ready within {start_s:g} s (" in told[-1]
+        if "answered 503" in told[-1]:
+            break
+    assert "(/health answered 503); the end of" in told[-1]
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_time(tmp_path: Path) -> None:
@@ -146,7 +154,7 @@ def test_a_crash_is_noticed_with_its_last_words_and_it_can_come_again(tmp_path: 
         await mover.into(1.0)
         assert mover.died() == ""
         await asyncio.gather(http.get("/die"), return_exceptions=True)
-        await until(lambda: mover.died() != "", 10.0)
+        await until(lambda: mover.died() != "", 60.0)
         assert mover.died().startswith("the process of m ended with 9; the end of ")
         assert mover.died().endswith("a bad kernel")
         assert await mover.where() == "cache"
@@ -156,10 +164,19 @@ def test_a_crash_is_noticed_with_its_last_words_and_it_can_come_again(tmp_path: 
     managed(use, tmp_path)
 
 
+def test_last_words_are_there_without_a_log_file(tmp_path: Path) -> None:
+    async def use(mover: ManagedProcess, http: Recorded, log: Path) -> None:
+        with pytest.raises(MoveError, match=r"ended before it was ready with 1; the end of its output:\n(.|\n)*out of memory"):
+            await mover.into(1.0)
+        assert not log.exists()
+
+    managed(use, tmp_path, "broken", log="")
+
+
 def test_a_load_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
     async def use(mover: ManagedProcess, http: Recorded, log: Path) -> None:
         load = asyncio.create_task(mover.into(1.0))
-        await until(lambda: log.exists() and "layers" in log.read_text(), 20.0)
+        await until(lambda: log.exists() and "layers" in log.read_text(), 60.0)
         assert await mover.where() is None  # in between
         load.cancel()
         assert isinstance((await asyncio.gather(load, return_exceptions=True))[0], asyncio.CancelledError)
@@ -175,6 +192,9 @@ def test_an_address_where_somebody_else_answers_is_left_alone(tmp_path: Path) ->
         with pytest.raises(MoveError, match="is taken: something answers there"):
             await second.into(1.0)
         assert await mover.where() == "gpu"
+        patient = replace(mover._spec, swap=replace(mover._spec.swap, stop_s=60.0))
+        await second.close()
+        second = mover_for(patient, http)
         load = asyncio.create_task(second.into(1.0))  # it waits a little for the other to go
         await mover.out(keep=False)
         await load

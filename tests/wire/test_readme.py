@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway import config_file
-from tests.wire.test_commands import free_port, running
+from tests.tools.programs import free_port
+from tests.wire.test_commands import running
 
 TEXT = (Path(__file__).parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

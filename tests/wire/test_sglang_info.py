@@ -45,6 +45,8 @@ class Server:
             self.looks += 1
             if not self.silent:
                 call.answer(json.dumps(self.said).encode())
+        elif call.target.startswith(b"/v1/responses"):
+            call.answer(b'{"id":"resp_1","object":"response","status":"completed","output":[]}')
         elif call.target == b"/get_server_info":
             self.looks += 1
         else:
@@ -125,6 +127,26 @@ def test_a_body_names_its_session_where_kv_events_repeat_it(keeps: bool, publish
 
     events = "tcp://127.0.0.1:9" if publishes else ""
     run(case, CONFIG, backends=(backend,), spec=lambda made: replace(sglang(made), kv_events=events))
+
+
+@pytest.mark.parametrize("order", [{"enable_priority_scheduling": True}, {}], ids=["by priority", "as they come"])
+def test_a_stored_response_is_asked_for_without_a_body(order: dict[str, object]) -> None:
+    """Whatever is added to bodies."""
+    backend = ScriptedBackend("b0")
+    server = Server(backend)
+    server.said = SAID | {"enable_session_radix_cache": False} | order
+
+    async def case(rig: Rig) -> None:
+        assert (await rig.ask({"model": "m", "input": "hi", "priority": 7}, "/v1/responses")).status == 200
+        assert (await rig.ask(path="/v1/responses/resp_1", method="GET")).status == 200
+        asked, stored = (call for call in backend.calls if call.target.startswith(b"/v1/responses"))
+        number = asked.json["priority"]
+        assert (number < -(10**9)) if order else (number == 7)
+        assert asked.json["session_id"]
+        assert stored.body == b""
+
+    config = replace(CONFIG, models=(ModelSpec("m", "plan"),))
+    run(case, config, backends=(backend,), spec=lambda made: replace(sglang(made), kv_events="tcp://127.0.0.1:9"))
 
 
 def test_the_sidecar_command_asks_the_server_for_its_sizes(tmp_path: Path) -> None:

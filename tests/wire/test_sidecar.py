@@ -90,7 +90,7 @@ def with_bench(path: Path, use: Callable[[Bench], Awaitable[None]], token: str =
         bench.begin()
         try:
             async with bench.client, bench.sidecar:
-                await asyncio.wait_for(use(bench), 20)
+                await asyncio.wait_for(use(bench), 60)
         finally:
             bench.end()
 
@@ -283,6 +283,8 @@ def test_metrics_count_answers_by_route_and_what_was_not_seen(tmp_path: Path) ->
             'leeway_sidecar_requests_total{route="/predict",status="400"} 1.0',
             'leeway_sidecar_requests_total{route="other",status="404"} 1.0',
             'leeway_sidecar_unsighted_total{cause="gone"}',
+            "leeway_sidecar_step_error 0.0",
+            "leeway_sidecar_stretch 1.0",
         ):
             assert line in text
 

@@ -13,7 +13,7 @@ import uvloop
 from gateway.relay.outlet import Way, way_out
 from gateway.relay.straight import Outlet
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 BUFFER_BYTES = 8192
 
 

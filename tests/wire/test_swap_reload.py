@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, Queue
 from tests.tools.programs import free_port
 from tests.wire.kit import Rig, chat, run, until
 from tests.wire.peer import Answer
@@ -142,7 +142,8 @@ def test_a_process_that_is_not_ours_any_more_is_used_once_ours_is_gone(tmp_path:
     async def case(rig: Rig) -> None:
         waits = await busy(rig)
         (first,) = pids(tmp_path, "a")
-        config[0] = replace(made, backends=(replace(a, models=("c",), swap=replace(a.swap, way="none")),), models=())
+        stays = replace(a, models=("c",), swap=replace(a.swap, way="none"))
+        config[0] = replace(made, backends=(stays,), models=(), queue=Queue(timeout_s=1.0))
         await rig.app.operations.reload()
         refused = await rig.ask({**chat(), "model": "c"})
         assert refused.status in (429, 503), "it would go to a process that is about to end"

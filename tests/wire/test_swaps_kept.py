@@ -8,10 +8,11 @@ from functools import partial
 import looptime
 
 from gateway.config import Queue, Timeouts
+from gateway.residency import NEVER, Step
 from gateway.swap_config import Swaps
 from tests.wire.kit import Case, Rig, chat, run, until, virtual_pause
 from tests.wire.peer import Answer
-from tests.wire.swap_kit import ask, config, engines, history, sleep, sleeper, states, swapper, when, whole
+from tests.wire.swap_kit import ask, config, engines, history, moved, sleep, sleeper, states, swapper, when, whole
 
 TOKEN_S = 0.45  # besides the step's 0.05
 LONG, SHORT = 120, 60  # tokens: a minute, and half a minute
@@ -89,6 +90,35 @@ def test_who_leaves_meanwhile_is_let_go() -> None:
         assert whole(await visitor, 10)
         assert whole(await stays, LONG)
         assert (rig.engines[0].aborted, rig.engines[0].finished) == (1, rig.engines[0].requests_seen - 1)
+
+    share(case)
+
+
+def test_who_runs_on_for_long_is_paused_and_others_end() -> None:
+    async def case(rig: Rig) -> None:
+        await sleep(rig, "e-b")
+        short, long = ask(rig, "a", max_tokens=3), ask(rig, "a")
+        await until(lambda: rig.engines[0].in_flight == 2)
+        step = Step("gpu0", "b", 1.0, ("a",), "drain", 0.0, 10.0, NEVER, 3.0, pause_s=6.0)
+        swapper(rig)._carry_out(step, "a test", by_hand=True)
+        moved_s = (await moved(rig, 1)).drained_s
+        assert 5.9 <= moved_s <= 7.0 and short.done() and whole(await short, 3)
+        assert (states(rig)["e-a"], rig.app.plane.lodging.lodgers["e-a"].kept, long.done()) == ("asleep", 1, False)
+        assert whole(await long, LONG), "it is brought back for who is kept"
+        assert rig.engines[0].aborted == 0
+
+    share(case)
+
+
+def test_nobody_waits_for_the_pause_where_requests_end_before() -> None:
+    async def case(rig: Rig) -> None:
+        await sleep(rig, "e-b")
+        short = ask(rig, "a", max_tokens=3)
+        await until(lambda: rig.engines[0].in_flight == 1)
+        step = Step("gpu0", "b", 1.0, ("a",), "drain", 0.0, 10.0, NEVER, 3.0, pause_s=30.0)
+        swapper(rig)._carry_out(step, "a test", by_hand=True)
+        assert (await moved(rig, 1)).drained_s < 5.0 and whole(await short, 3)
+        assert rig.app.plane.lodging.lodgers["e-a"].kept == 0
 
     share(case)
 

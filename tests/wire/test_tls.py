@@ -17,7 +17,7 @@ from tests.wire.served import served
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ANSWER = b'{"id":"x","object":"chat.completion","model":"m","choices":[]}'
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 
 
 async def _backend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

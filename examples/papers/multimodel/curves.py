@@ -3,7 +3,7 @@
 import math
 from random import Random
 
-from gateway.sim.html import Line, Plot, svg
+from gateway.sim.html import Plot, exact, svg
 from gateway.sim.paper import Picture, Section, table
 from gateway.sim.stats import mean
 from predictor.cost import GB, SwapCosts
@@ -31,7 +31,7 @@ def penalties() -> Section:
         at = [costs.preempt(name, size * GB, "rtx-5000-ada", "disk", kv * tokens).mean_s for tokens in CHECKPOINTS]
         bare = costs.preempt(name, size * GB, "rtx-5000-ada", "disk").mean_s
         other = costs.preempt(name, size * GB, "a6000", "disk").mean_s
-        points.append((size, bare, bare, bare))
+        points.append((size, bare))
         shown = "" if math.isnan(paper) else f"{paper:.1f}"
         row = [
             name,
@@ -64,7 +64,7 @@ def penalties() -> Section:
         "Learned, not by construction: a host whose loads take 26 s + bytes / 1.1 GB/s (±5 %), seen four times each at 2 and "
         f"20 GB: the prediction at 9 GB errs {learned:.1%} on average over 20 such hosts (priors of an RTX 5000 Ada)."
     )
-    plot = Plot("Penalty of a preemption, s", "weights, GB", (Line("RTX 5000 Ada", tuple(points)),))
+    plot = Plot("Penalty of a preemption, s", "weights, GB", (exact("RTX 5000 Ada", points),))
     return Section("E11 and E12: what a swap costs", text, {"third_size_err": learned}, {"penalty": drawn(plot)})
 
 
@@ -102,18 +102,18 @@ def offload() -> Section:
         "flat part.",
     ]
     fine = [i / 40 for i in range(41)]
-    measured = tuple((layers / 48, rate, rate, rate) for layers, rate in SWEEP)
-    law = tuple((x, curve.rate_per_s(x), curve.rate_per_s(x), curve.rate_per_s(x)) for x in fine)
-    straight_line = tuple((x, *(3 * (bottom + x * (top - bottom),))) for x in (0.0, 1.0))
+    measured = exact("measured", [(layers / 48, rate) for layers, rate in SWEEP])
+    law = exact("harmonic", [(x, curve.rate_per_s(x)) for x in fine])
+    straight_line = exact("linear", [(x, bottom + x * (top - bottom)) for x in (0.0, 1.0)])
     sweep = Plot(
         "14B Q4, RTX 5060 Ti: tokens per second",
         "share of layers on the GPU",
-        (Line("measured", measured), Line("harmonic", law), Line("linear", straight_line)),
+        (measured, law, straight_line),
     )
     lines = []
     for name, fast, slow in ENDS:
         one = from_ends(fast, slow)
-        lines.append(Line(name, tuple((x, *(3 * (one.rate_per_s(x) / fast,))) for x in fine)))
+        lines.append(exact(name, [(x, one.rate_per_s(x) / fast) for x in fine]))
     shapes = Plot("Rate as a share of all on the GPU (assumed ends)", "share of layers on the GPU", tuple(lines))
     figures = {"harmonic_err": mean(harmonic), "linear_err": mean(linear)}
     return Section("E13: offloading", text, figures, {"offload": drawn(sweep), "offload_shapes": drawn(shapes)})
