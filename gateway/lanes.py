@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from math import log
 
 from gateway.config import ModelSpec
-from gateway.plan import SCORE_MAX_S, Lane, Ticket, wrong
+from gateway.plan import ALIKE, SCORE_MAX_S, Lane, Ticket, wrong
 from gateway.views import View
 
 NEVER = float("inf")
-
+PACE_HOLDS_S = 60.0  # an engine that was idle for so long may have become another one: one request finds out, ...
+PASSED_BY = 20  # ... when so many have passed by those that seem slow
 
 class Lanes:
     """See the module's words. `views` are all replicas; `all` are the lanes of those that have a mirror."""
@@ -22,6 +23,8 @@ class Lanes:
         self.all: list[Lane] = []
         self._rule = rule
         self._error_log = log(rule.error_limit) if rule.error_limit > 0 else NEVER
+        self._trial: Lane | None = None
+        self._passed = 0  # looks since a trial
         self._blind = False  # some view has no mirror: nothing can be planned
 
     def sync(self, views: Sequence[View]) -> None:
@@ -45,13 +48,25 @@ class Lanes:
         cause = ""
         paces = sorted([lane.mirror.pace for lane in self.all])
         common_pace = paces[len(paces) // 2] if paces else 1.0
+        trial = self._to_try(paces[0], now_s) if paces and paces[-1] >= paces[0] * ALIKE else None
         for lane in self.all:
-            lane.reset(self._rule, now_s, common_pace)
+            lane.reset(self._rule, now_s, common_pace, paces[0] if lane is trial else 0.0)
             if not lane.mirror.error <= self._error_log:
                 cause = "error"
             elif not lane.head_s <= SCORE_MAX_S:
                 cause = wrong(lane.head_s)
         return cause
+
+    def _to_try(self, fastest: float, now_s: float) -> Lane | None:
+        """A replica that seems slow and is priced as the fastest one this time: who seemed slow once, on a crowded machine,
+        would be asked by nobody while others are idle, and go on seeming slow."""
+        if self._trial is not None and not _forgotten(self._trial, now_s):
+            self._trial, self._passed = None, 0
+        self._passed += 1
+        if self._passed > PASSED_BY:
+            slow = [lane for lane in self.all if fastest * ALIKE <= lane.mirror.pace < NEVER and _forgotten(lane, now_s)]
+            self._trial = min(slow, key=lambda lane: lane.mirror.heard_s, default=None)
+        return self._trial
 
     def open_views(self, ticket: Ticket, now_s: float) -> list[View]:
         """Where that job could go now, planned or not."""
@@ -76,3 +91,8 @@ class Lanes:
     def decode_s(self, tokens: int) -> float:
         """Seconds that so many tokens take where they take least, as far as is known."""
         return tokens * min([lane.mirror.step_s * lane.mirror.pace for lane in self.all], default=0.0)
+
+
+def _forgotten(lane: Lane, now_s: float) -> bool:
+    """Nothing was heard of it for long, since nothing was sent there."""
+    return not len(lane.mirror) and now_s - lane.mirror.heard_s > PACE_HOLDS_S

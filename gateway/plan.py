@@ -128,9 +128,10 @@ class Lane:
         self.base_s, self.token_s, self.pair_s = costs.base_s, costs.token_s, costs.pair_s
         self.chunk = mirror.limits.max_num_batched_tokens
 
-    def reset(self, rule: ModelSpec, now_s: float, common_pace: float = 1.0) -> None:
+    def reset(self, rule: ModelSpec, now_s: float, common_pace: float = 1.0, trial_pace: float = 0.0) -> None:
         """Look again, with nothing planned. Prices go by the pace that engines have in common: one that is a little
-        faster would be filled to its last block before the others got anything, for milliseconds of difference."""
+        faster would be filled to its last block before the others got anything, for milliseconds of difference. One that
+        is to be tried has that `trial_pace`."""
         self.planned_tokens, self.planned_pairs, self.closed, self.crowd = 0, 0.0, False, None
         view, mirror = self.view, self.mirror
         self.usable = view.usable(now_s)
@@ -139,7 +140,7 @@ class Lane:
         mirror.look(now_s)
         self.step_s, self.room = mirror.step_s, mirror.room
         alike = common_pace / ALIKE < mirror.pace < common_pace * ALIKE
-        self.pace = common_pace if alike else mirror.pace
+        self.pace = trial_pace or (common_pace if alike else mirror.pace)
         self.work_rate = rule.work_weight + rule.mu * mirror.decodes
         self.update(rule, now_s)
 

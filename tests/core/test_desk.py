@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -112,6 +113,40 @@ def test_early_and_late_price_alike() -> None:
         ((_, home),) = sent(made.arrived(job("1", prefix=prefix), 0.0))
         made.finished("1", 50, 0.5)
         assert sent(made.arrived(job("2", prefix=prefix), 1.0)) == [("2", home)]
+
+
+@pytest.mark.parametrize("binding", ["late", "early"])
+def test_who_seemed_slow_once_is_tried_again_while_others_are_idle(binding: str) -> None:
+    """One request after another, each over before the next: without a try nobody would ever learn that it is slow no more.
+    One that is slow indeed gets one in twenty at most, and none within a minute."""
+    made = desk(names=("a", "b"), binding=binding)
+    made._lanes.all[1].mirror.pace = 2.0
+    homes = []
+    for number in range(300):
+        ((_, home),) = sent(made.arrived(job(str(number)), 2.0 * number))
+        made.first_token(str(number), 2.0 * number + 0.2)
+        made.finished(str(number), 50, 2.0 * number + 1.0)
+        homes.append(home)
+    tries = [number for number, home in enumerate(homes) if home == "b"]
+    assert len(tries) == 9
+    assert min(later - earlier for earlier, later in pairwise(tries)) > 30, "a minute after the last one ended"
+    made._lanes.all[1].mirror.pace = 1.0
+    assert {sent(made.arrived(job(f"{number} more"), 601.0))[0][1] for number in range(2)} == {"a", "b"}
+
+
+def test_a_try_is_one_request_of_a_burst() -> None:
+    made = desk(names=("a", "b"), ahead_tokens=100_000)
+    made._lanes.all[1].mirror.pace = 20.0
+    homes = [sent(made.arrived(job(str(number), 10, 20), 100.0))[0][1] for number in range(7)]
+    assert homes == ["a"] * 7, "it was passed by too few"
+    for number in range(7):
+        made.finished(str(number), 20, 101.0)
+    for number in range(13):
+        ((_, home),) = sent(made.arrived(job(f"{number} later", 10, 20), 200.0 + number))
+        assert home == "a"
+        made.finished(f"{number} later", 20, 200.5 + number)
+    homes = [sent(made.arrived(job(f"{number} at last", 10, 20), 300.0))[0][1] for number in range(6)]
+    assert homes == ["b"] + ["a"] * 5
 
 
 def test_nobody_there_means_waiting_until_somebody_comes() -> None:

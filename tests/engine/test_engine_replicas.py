@@ -1,10 +1,15 @@
-"""Servers that die, come back and join while requests run. Last in the run: it starts servers of its own."""
+"""Servers that die, come back and join while requests run. Last in the run: it starts servers of its own.
+
+Requests go by counts here: each server must have some of them, whatever was learnt of its speed on a crowded machine.
+"""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.engine.conftest import running
 from tests.engine.engine_http import SURELY_S, Answer, Json, Stream, Target, ask, wait_until
 from tests.engine.engine_run import Engines, Gateway, Server, Servers, SidecarProcess, start_all, stop_all
 
@@ -15,6 +20,14 @@ STREAMS = 8
 TOKENS = 60
 # So many that none ends before its server is killed: more than ten seconds, where it takes less than one until all are seen.
 TOKENS_UNTIL_KILLED = 400
+
+
+@pytest.fixture(scope="module")
+def even(folder: Path, servers: Servers) -> Iterator[Gateway]:
+    """A gateway that gives each request to the server with the fewest."""
+    backends = {server.name: server.url for server in servers.generating}
+    with running(Gateway(folder, "even", backends, rule='[models."*"]\npolicy = "least_request"\n')) as started:
+        yield started
 
 
 def begin(through: Target, count: int, tokens: int = TOKENS) -> list[Stream]:
@@ -72,8 +85,9 @@ def assert_lost(answer: Answer) -> None:
 
 
 def test_killed_server_costs_only_its_own_requests_and_comes_back(
-    through: Target, guided: Gateway, servers: Servers, engines: Engines, sidecars: tuple[SidecarProcess, SidecarProcess]
+    even: Gateway, guided: Gateway, servers: Servers, engines: Engines, sidecars: tuple[SidecarProcess, SidecarProcess]
 ) -> None:
+    through = even.target
     victim, other = servers.smol_b, servers.smol_a
     for server in (victim, other):
         wait_until(lambda name=server.name: routed_to(through, name), SURELY_S, "both are in use")  # type: ignore[misc]
@@ -116,11 +130,12 @@ def spare(engines: Engines) -> Iterator[Server]:
         stop_all(engines.portal, [server])
 
 
-def test_server_added_under_load_is_used_and_can_be_removed(through: Target, gateway: Gateway, spare: Server) -> None:
+def test_server_added_under_load_is_used_and_can_be_removed(even: Gateway, spare: Server) -> None:
+    through = even.target
     streams = begin(through, STREAMS)
     record: Json = {"name": spare.name, "url": spare.url, "engine": "vllm"}
-    assert ask(Target(gateway.admin.url), "POST", "/admin/backends", record).status == 401
-    added = ask(gateway.admin, "POST", "/admin/backends", record)
+    assert ask(Target(even.admin.url), "POST", "/admin/backends", record).status == 401
+    added = ask(even.admin, "POST", "/admin/backends", record)
     assert added.status == 202, added.body
     assert added.headers["location"].endswith(f"/admin/backends/{spare.name}")
     try:
@@ -128,7 +143,7 @@ def test_server_added_under_load_is_used_and_can_be_removed(through: Target, gat
         late = begin(through, STREAMS)
         assert spare.name in {served_by(stream.result()) for stream in late}
     finally:
-        removed = ask(gateway.admin, "DELETE", f"/admin/backends/{spare.name}")
+        removed = ask(even.admin, "DELETE", f"/admin/backends/{spare.name}")
     assert removed.status == 202, removed.body
     assert not any(routed_to(through, spare.name) for _ in range(6))
     for stream in [*streams, *late]:
