@@ -163,8 +163,7 @@ class Mirror:
         if self.memory.block_tokens:
             self.index.resize(limits.kv_blocks * limits.block_size // self.memory.block_tokens)
         self._refreshed_s = -NEVER
-        if not self._seats and not self.foreign:
-            self._idle()
+        self._idle()
 
     def restarted(self) -> None:
         """The engine is a new process: nothing is cached there."""
@@ -176,8 +175,8 @@ class Mirror:
         self.foreign = max(0, requests - len(self._seats))
         own = sum(seat.private_tokens + seat.generated() for seat in self._seats.values())
         held = int(kv_usage * self.limits.kv_blocks * self.limits.block_size)
-        surplus = held - own - self.memory.pinned_tokens
-        self.foreign_tokens = max(0, surplus) if self.foreign else 0
+        self.foreign_tokens = max(0, held - own - self.memory.pinned_tokens) if self.foreign else 0
+        self._idle()
 
     # -- what is read
 
@@ -267,7 +266,9 @@ class Mirror:
         return (1.0 - margin) * self.limits.kv_blocks * self.limits.block_size - self.foreign_tokens
 
     def _idle(self) -> None:
-        """The figures of an engine without work."""
+        """The figures of an engine without work, if it has none."""
+        if self._seats or self.foreign:
+            return
         self._clock.stop()
         self._running = self._running_tokens = self._redo_tokens = self.memory.final_tokens = 0
         self.decodes, self.kv_tokens, self.lag_s, self.overdue_s = 0, 0.0, 0.0, 0.0
@@ -295,8 +296,7 @@ class Mirror:
         else:
             self._running -= 1
             self._running_tokens -= min(self._running_tokens, seat.prompt_tokens + seat.generated())
-        if not self._seats and not self.foreign:
-            self._idle()
+        self._idle()
 
     def _refresh(self, now_s: float) -> None:
         """Sums over all that is there: exact now, reused for a moment."""

@@ -299,6 +299,18 @@ class Beside:
         return first_s
 
 
+def test_what_others_sent_costs_nothing_once_it_is_over() -> None:
+    made, fresh = Mirror(PROFILE, LIMITS), Mirror(PROFILE, LIMITS)
+    made.reported(6, 0.5)
+    made.look(1.0)
+    assert made.decodes == 6
+    made.reported(0, 0.0)
+    for mirror in (made, fresh):
+        mirror.look(2.0)
+    for name in ("decodes", "kv_tokens", "step_s", "room", "lag_s"):
+        assert getattr(made, name) == getattr(fresh, name), name
+
+
 @pytest.mark.parametrize("sees", [True, False])
 def test_predicted_first_tokens_are_the_engine_s(sees: bool) -> None:
     beside = Beside(sees=sees)
