@@ -77,6 +77,7 @@ class Engines:
         self._surplus: dict[str, deque[int]] = {}
         self._slots: dict[str, Slots] = {}
         self._there: dict[str, set[str]] = {}  # the requests at the last report
+        self._missed: dict[str, int] = {}  # reports in a row that did not come
         self.problems: list[str] = []
         self.fresh: list[Mirror] = []  # without lessons enough of their own
         self._common: dict[StepProfile, Pace] = {}
@@ -174,10 +175,18 @@ class Engines:
             mirror.retune(*self._believed(replica))
         if report.requests >= 0:
             # A report is a moment old: what ended or came meanwhile is nobody else's traffic. That lasts.
+            self._missed.pop(replica.name, None)
             recent = self._surplus.setdefault(replica.name, deque(maxlen=SURPLUS_REPORTS))
             recent.append(report.requests - max(len(mirror), replica.in_flight))
             others = min(recent) if len(recent) == SURPLUS_REPORTS else 0
             mirror.reported(len(mirror) + max(0, others), max(0.0, report.kv_usage))
+
+    def unreported(self, replica: Replica) -> None:
+        """It did not say how many requests it has. Where that lasts, nobody would ever tell that the others' are over."""
+        missed = self._missed[replica.name] = self._missed.get(replica.name, 0) + 1
+        if missed >= SURPLUS_REPORTS and replica.mirror is not None:
+            self._surplus.pop(replica.name, None)
+            replica.mirror.reported(0, 0.0)
 
     def _slots_found(self, name: str, mirror: Mirror, report: EngineReport) -> bool:
         """Whether its number of slots is believed to be another than before."""
@@ -198,6 +207,7 @@ class Engines:
         self._surplus.pop(name, None)
         self._slots.pop(name, None)
         self._there.pop(name, None)
+        self._missed.pop(name, None)
         self._known.pop(name, None)
         self._earlier.pop(name, None)
 

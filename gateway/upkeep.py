@@ -160,8 +160,12 @@ class Upkeep:
         try:
             report = await adapter.report(http)
         except ProbeFailedError:
+            report = None
+        if self._plane.fleet.get(replica.name) is not replica:
             return
-        if report is not None and self._plane.fleet.get(replica.name) is replica:
+        if report is None or report.requests < 0:
+            self._plane.desks.engines.unreported(replica)
+        if report is not None:
             self._plane.desks.engines.reported(replica, report, self._plane.now())
 
     def _named(self, replica: Replica, found: Identity) -> Identity:

@@ -118,6 +118,23 @@ def test_a_report_resizes_a_mirror_and_others_traffic_has_to_last() -> None:
     assert mirror.foreign == 0
 
 
+def test_others_traffic_is_not_believed_in_for_long_after_the_last_report() -> None:
+    """An engine that was started anew without its metrics, say: nobody would ever tell that the others are gone."""
+    engines, replica = Engines(), Replica(SPEC)
+    mirror = engines.mirror(replica)
+    for _ in range(3):
+        engines.reported(replica, EngineReport(GUESSED_LIMITS.max_num_seqs, 0.5, 1000, 16), 0.0)
+    for expected in (GUESSED_LIMITS.max_num_seqs, GUESSED_LIMITS.max_num_seqs, 0, 0):
+        engines.unreported(replica)
+        assert mirror.foreign == expected, "one that is missing is no news: a busy engine is late with it"
+    assert mirror.limits.kv_blocks == 1000, "what it said of its size holds"
+    for expected in (0, 0, 5):
+        engines.reported(replica, EngineReport(5, 0.5, 1000, 16), 0.0)
+        assert mirror.foreign == expected
+    engines.unreported(replica)
+    assert mirror.foreign == 5
+
+
 def test_how_an_engine_orders_its_queue_reaches_its_mirror_when_it_is_known() -> None:
     engines, replica = Engines(), Replica(SPEC)
     assert engines.mirror(replica).scheduling == ""
