@@ -247,7 +247,7 @@ class Fleet:
 
     def answered(self, replica: Replica, body_hash: int | None, now_s: float) -> None:
         """The first byte of an answer that is no failure arrived: the backend works."""
-        replica.last_byte_s = now_s
+        replica.last_byte_s = replica.answered_s = now_s
         if replica.failures or replica.trial or replica.suspects:
             replica.failures = replica.missed_probes = 0
             replica.trial = False

@@ -19,6 +19,7 @@ from gateway.fitting import needed_tokens, too_small
 from gateway.fleet import Failure
 from gateway.jobs import Dispatch, Job
 from gateway.lodging import Waiter
+from gateway.promises import in_vain
 from gateway.prospects import check_hope, to_avoid
 from gateway.relay.pool import BackendPool, ConnectFailedError
 from gateway.relay.splice import BodyFields
@@ -220,8 +221,7 @@ class Placement:
         self._take(replica)
         if account.promise is not None or replica.scheduling:
             account.placed(dispatch, replica.mirror)
-            promise = account.promise
-            if promise is not None and promise.strict and account.dispatched_s + dispatch.estimate_s > account.deadline_s:
+            if in_vain(account, replica, dispatch.estimate_s):
                 self._plane.loop.call_soon(self._seeker.refuse, refusals.out_of_budget(dispatch.estimate_s))
                 return
         self._bring(replica)

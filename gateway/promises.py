@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gateway.server import DataPlane
     from gateway.slo import ClassBook
 
+UNPROVEN_S = 60.0  # what was learnt of an engine that has answered nobody for so long may be of another time
+
 
 def enter(client: "Client | None", account: Account, now_s: float) -> bool:
     """Count the request on its key: True. Raises Refusal (429) when that has all that it may have."""
@@ -52,6 +54,18 @@ def waited_too_long(account: Account, placement: "Placement | None", wait_s: flo
     if promise is not None and promise.strict and now_s >= account.deadline_s:
         return refusals.out_of_budget(wait_s)
     return refusals.queue_timeout(wait_s)
+
+
+def in_vain(account: Account, replica: Replica, estimate_s: float) -> bool:
+    """Whether a strict request that was sent there just now cannot be in time, as far as is known. A pace that was learnt long
+    ago refuses all but one: an engine that is asked by nobody is never found to be faster again."""
+    promise = account.promise
+    if promise is None or not promise.strict or not account.dispatched_s + estimate_s > account.deadline_s:
+        return False
+    mirror, unheard_s = replica.mirror, account.dispatched_s - replica.answered_s
+    if mirror is None or replica.in_flight > 1 or unheard_s < UNPROVEN_S:
+        return True
+    return account.dispatched_s + estimate_s / max(1.0, mirror.pace) > account.deadline_s
 
 
 def refused(error: SloError) -> Refusal:

@@ -11,6 +11,7 @@ from gateway.views import View
 
 State = Literal["starting", "ready", "draining", "asleep", "swapping", "down"]
 
+NEVER = float("inf")
 REPEATS = 2  # of a request that failed: from then on it is in doubt
 
 MOVES: dict[State, frozenset[State]] = {
@@ -40,6 +41,7 @@ class Replica(View):
         self.repeats = 0  # ... and how often such a one failed again
         self.trial = self.wedged = False
         self.last_byte_s = 0.0
+        self.answered_s = -NEVER  # when it last began an answer that was no failure
         self.last_probe_s = -1.0
         self.ready_since_s = 0.0  # the last recovery
         self.overloaded_until_s = 0.0
