@@ -12,8 +12,14 @@ from gateway.views import View
 from predictor.snapshot import ProbeReply
 
 
+SLOWER = 1.1
+TRIED = 0.05
+
+
 class Predicted(Base):
-    """The least predicted latency of those drawn: E2E, or TTFT with objective = "ttft"."""
+    """The least predicted latency of those drawn: E2E, or TTFT with objective = "ttft". One that is idle, seems slow and got
+    nothing for a minute is tried now and then: who seemed slow once, on a crowded machine, would be asked by nobody while
+    others are idle, and go on seeming slow."""
 
     def count(self, views: Sequence[View]) -> int:
         """How many are drawn."""
@@ -29,8 +35,19 @@ class Predicted(Base):
     def choose(self, job: Job, views: Sequence[View], now_s: float, replies: Replies) -> View:
         """The one that is expected to be done first."""
         if self.rule.objective == "ttft":
-            return least(views, lambda view: replies[view.name].estimate.ttft_s, self.rng)
-        return least(views, lambda view: replies[view.name].estimate.e2e_s, self.rng)
+            best = least(views, lambda view: replies[view.name].estimate.ttft_s, self.rng)
+        else:
+            best = least(views, lambda view: replies[view.name].estimate.e2e_s, self.rng)
+        slow_s = SLOWER * replies[best.name].estimate.tpot_s
+        for view in views:
+            if replies[view.name].estimate.tpot_s > slow_s and _forgotten(view, replies[view.name], now_s):
+                return view if self.rng.random() < TRIED else best
+        return best
+
+
+def _forgotten(view: View, reply: ProbeReply, now_s: float) -> bool:
+    """Whether it has nothing to do, and got nothing from here for a minute."""
+    return not (reply.running or reply.waiting or view.in_flight or view.minute.count(now_s))
 
 
 class PowerOfTwo(Predicted):
