@@ -163,7 +163,7 @@ def routing(replica: Replica, now_s: float) -> tuple[bool, str]:
         return False, f"{replica.state}: {replica.reason}" if replica.reason else replica.state
     if now_s < replica.overloaded_until_s:
         return False, f"it said that it is overloaded; left alone for another {replica.overloaded_until_s - now_s:.1f} s"
-    if replica.trial and replica.in_flight:
+    if replica.trial and replica.trying:
         return False, "on trial after failures, and the one request that it may have is under way"
     if replica.in_flight >= replica.spec.max_in_flight:
         return False, "max_in_flight is reached"

@@ -146,7 +146,7 @@ class Fleet:
             self._move(replica, "ready", "")
         elif replica.state == "down":
             replica.failures = max(0, self._health.failures - 1)
-            replica.trial = True
+            replica.trial, replica.trying = True, 0
             replica.ready_since_s = now_s
             self._move(replica, "ready", "on trial")
 
@@ -227,18 +227,20 @@ class Fleet:
         replica.sent(now_s)
         replica.streams += stream
 
-    def released(self, replica: Replica, stream: bool) -> None:
-        """A request that was dispatched there is over, however it ended."""
+    def released(self, replica: Replica, stream: bool, sent_s: float = NEVER) -> None:
+        """A request that was dispatched there, at `sent_s`, is over, however it ended."""
         replica.left()
-        replica.streams -= stream
+        self.carried(replica, stream, sent_s)
 
     def carries(self, replica: Replica, stream: bool) -> None:
         """As `dispatched`, of a request that a desk has counted there already."""
         replica.streams += stream
 
-    def carried(self, replica: Replica, stream: bool) -> None:
+    def carried(self, replica: Replica, stream: bool, sent_s: float = NEVER) -> None:
         """As `released`, of a request that a desk counts."""
         replica.streams -= stream
+        if replica.trying and sent_s >= replica.ready_since_s:
+            replica.trying -= 1
 
     def stalled(self, replica: Replica, stalled: bool, now_s: float) -> None:
         """The client of a stream there stopped reading (so nothing is read from the backend either), or reads again."""

@@ -367,12 +367,12 @@ class Placement:
         if replica is None:
             return
         if not self._counted:
-            self._plane.fleet.released(replica, self._stream)
+            self._plane.fleet.released(replica, self._stream, self._seeker.account.dispatched_s)
             return
         assert self.station is not None
         assert self._job is not None
         self._counted = False
-        self._plane.fleet.carried(replica, self._stream)
+        self._plane.fleet.carried(replica, self._stream, self._seeker.account.dispatched_s)
         self._plane.desks.ended(self.station, self._job, complete, self._seeker.account)
 
     def stop(self, complete: bool) -> None:

@@ -40,6 +40,7 @@ class Replica(View):
         self.suspects: set[int] = set()  # bodies that it failed at since it last answered well, ...
         self.repeats = 0  # ... and how often such a one failed again
         self.trial = self.wedged = False
+        self.trying = 0  # requests of the trial that are there: those from before it may run for long
         self.last_byte_s = 0.0
         self.answered_s = -NEVER  # when it last began an answer that was no failure
         self.last_probe_s = -1.0
@@ -76,11 +77,11 @@ class Replica(View):
 
     def usable(self, now_s: float) -> bool:
         """Whether it may be meant for requests that wait: not while it is on trial or said that it has too many."""
-        return now_s >= self.overloaded_until_s and not (self.trial and self.in_flight)
+        return now_s >= self.overloaded_until_s and not (self.trial and self.trying)
 
     def open(self, now_s: float) -> bool:
         """Whether one more request may go there now."""
-        if self.in_flight >= (1 if self.trial else self.max_in_flight):
+        if self.in_flight >= self.max_in_flight or (self.trial and self.trying):
             return False
         return now_s >= self.overloaded_until_s
 
@@ -88,4 +89,5 @@ class Replica(View):
         """A request goes there."""
         if self.in_flight == 0:
             self.last_byte_s = now_s
+        self.trying += self.trial
         super().sent(now_s)

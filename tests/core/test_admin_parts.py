@@ -48,7 +48,7 @@ def test_why_agrees_with_what_the_dispatcher_does() -> None:
             for in_flight in (0, 1, 3):
                 for overloaded_until_s in (0.0, 11.5):
                     replica = Replica(SPEC)
-                    replica.state, replica.trial, replica.in_flight = state, trial, in_flight
+                    replica.state, replica.trial, replica.in_flight, replica.trying = state, trial, in_flight, in_flight
                     replica.overloaded_until_s, replica.reason = overloaded_until_s, "because"
                     may, why = routing(replica, 10.0)
                     assert may == (state == "ready" and replica.open(10.0)), (replica, why)

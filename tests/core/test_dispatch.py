@@ -192,7 +192,7 @@ def closed(name: str, kind: str) -> Replica:
     if kind == "full":
         made.in_flight = 2
     elif kind == "trial":
-        made.trial, made.in_flight = True, 1
+        made.trial, made.in_flight, made.trying = True, 1, 1
     else:
         made.overloaded_until_s = 10.1
     return made
@@ -262,7 +262,7 @@ def test_a_choice_is_open_and_untried_or_there_is_none(
     replicas = []
     for at, (in_flight, overloaded, trial, weight) in enumerate(states):
         made = replica("abcdef"[at], in_flight, weight, max_in_flight=3)
-        made.overloaded_until_s, made.trial = 99.0 if overloaded else 0.0, trial
+        made.overloaded_until_s, made.trial, made.trying = 99.0 if overloaded else 0.0, trial, in_flight
         replicas.append(made)
     may = [r for r in replicas if r.open(10.0) and r.name not in tried]
     surface = dispatcher(name, Random(seed))

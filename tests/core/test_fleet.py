@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from backends.base import Identity, Kind
+from gateway.admin_views import routing
 from gateway.config import BackendSpec, Health
 from gateway.fleet import ROUTES_CACHED, TRANSITIONS_KEPT, Fleet, Transition
 from gateway.replica import MOVES, Replica, State
@@ -189,6 +190,25 @@ def test_a_replica_on_trial_takes_one_request() -> None:
     assert (replica.trial, replica.reason, replica.open(2.0)) == (False, "", True)
     play(made, "ucccPdc")
     assert (replica.state, replica.trial) == ("down", False)
+
+
+def test_requests_from_before_a_trial_do_not_hold_it_up() -> None:
+    """Streams that went on through the breakdown may run for an hour."""
+    made = fleet("a")
+    play(made, "dd")
+    replica = one(made)
+    for at_s, what in ((1.0, "probe_failed"), (2.0, "probe_failed"), (3.0, "probe_failed"), (4.0, "probed")):
+        made.probed(replica, FOUND, at_s) if what == "probed" else made.probe_failed(replica, "timed out", at_s)
+    assert (replica.state, replica.trial, replica.in_flight) == ("ready", True, 2)
+    assert (replica.open(4.0), replica.usable(4.0), routing(replica, 4.0)[0]) == (True, True, True)
+    made.dispatched(replica, 5.0, stream=False)
+    made.released(replica, stream=False, sent_s=0.0)
+    assert (replica.in_flight, replica.open(5.0), replica.usable(5.0), routing(replica, 5.0)[0]) == (2, False, False, False)
+    made.released(replica, stream=False, sent_s=5.0)
+    assert (replica.trial, replica.open(6.0)) == (True, True), "its client left: that tells nothing"
+    made.dispatched(replica, 7.0, stream=False)
+    made.answered(replica, None, 8.0)
+    assert (replica.trial, replica.open(8.0)) == (False, True)
 
 
 def test_full_and_overloaded_replicas_are_not_open() -> None:

@@ -92,7 +92,8 @@ def test_no_run_of_events_breaks_the_table(events: list[tuple[str, str, int]]) -
             assert (replica.in_flight, replica.streams) == (len(of_it), sum(of_it))
             assert replica.state in MOVES
             assert not (replica.wedged and replica.state == "ready")
-            assert not (replica.trial and replica.in_flight and replica.open(now_s))
+            assert not (replica.trial and replica.trying and replica.open(now_s))
+            assert 0 <= replica.trying <= replica.in_flight
         for model, kind in product(("m", "n"), get_args(Kind)):
             may = tuple(r for r in made if r.state == "ready" and model in r.models and r.serves(kind))
             assert made.routable(model, kind) == may
