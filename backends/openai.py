@@ -3,6 +3,7 @@
 from backends.base import ControlHttp, EngineReport, Identity, Kind, ProbeFailedError, Reply
 
 GATEWAY = "leeway"
+CANNOT = (501, 505)  # it works, but makes no tokens, or not for this route
 
 
 def ok(reply: Reply, what: str) -> Reply:
@@ -73,7 +74,7 @@ class OpenAIAdapter:
         status = (await http.post("/v1/chat/completions", body)).status
         if status == 503:
             raise ProbeFailedError("too busy for a token")
-        return 200 <= status < 500
+        return 200 <= status < 500 or status in CANNOT
 
     async def recall(self, http: ControlHttp, engine_id: str) -> None:
         """Tell it that nobody wants the answer to the request with that id (Identity.recall). Raises ProbeFailedError."""

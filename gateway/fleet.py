@@ -23,6 +23,7 @@ NEVER = float("inf")
 ROUTES_CACHED = 4096
 TRANSITIONS_KEPT = 256
 CANNOT = (501, 505)  # about the request: the server has no such route, or speaks no such HTTP
+SILENT = -1.0  # no byte since it was found wedged
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Fleet:
         replica.reason = reason
 
     def probed(self, replica: Replica, identity: Identity, now_s: float) -> None:
-        """A probe succeeded: the backend answers. A wedged one is not used until `revived`."""
+        """A probe succeeded: the backend answers. A wedged one is not used until it `revived` or `spoke`."""
         replica.last_probe_s = now_s
         if replica.identity != identity:
             replica.identity = identity
@@ -140,8 +141,9 @@ class Fleet:
             replica.missed_probes = 0
             if replica.state == "ready" and not replica.failures:
                 replica.reason = ""
-        if replica.wedged:
+        if replica.wedged and not self.spoke(replica):
             return
+        replica.wedged = False
         if replica.state == "starting":
             self._move(replica, "ready", "")
         elif replica.state == "down":
@@ -171,6 +173,11 @@ class Fleet:
             self._cleared(replica)
             replica.ready_since_s = now_s
             self._move(replica, "ready", "")
+
+    @staticmethod
+    def spoke(replica: Replica) -> bool:
+        """Whether a wedged backend went on with an answer, and failed at none: it was only busy."""
+        return replica.last_byte_s >= 0 and replica.failed_total == replica.failed_before
 
     def drain(self, replica: Replica, until_s: float) -> None:
         """No new requests; those in flight go on."""
@@ -245,11 +252,14 @@ class Fleet:
     def stalled(self, replica: Replica, stalled: bool, now_s: float) -> None:
         """The client of a stream there stopped reading (so nothing is read from the backend either), or reads again."""
         replica.stalled += 1 if stalled else -1
-        replica.last_byte_s = now_s
+        if not replica.wedged:
+            replica.last_byte_s = now_s
 
     def answered(self, replica: Replica, body_hash: int | None, now_s: float) -> None:
         """The first byte of an answer that is no failure arrived: the backend works."""
-        replica.last_byte_s = replica.answered_s = now_s
+        replica.answered_s = now_s
+        if not replica.wedged:  # else only a token counts
+            replica.last_byte_s = now_s
         if replica.failures or replica.trial or replica.suspects:
             replica.failures = replica.missed_probes = 0
             replica.trial = False
@@ -300,8 +310,8 @@ class Fleet:
                 replica.repeats = REPEATS  # without it nobody would get an answer: first a token has to tell
                 return
         if replica.state == "ready":
-            opened = self._count_failure(replica, reason)
-            replica.wedged = replica.wedged or (opened and kind == "timeout")
+            if self._count_failure(replica, reason) and kind == "timeout":
+                self._silenced(replica)
 
     def _has_peer(self, replica: Replica) -> bool:
         """Whether another one is ready for any model of its."""
@@ -313,7 +323,7 @@ class Fleet:
     def wedged(self, replica: Replica) -> None:
         """In flight, and no token for too long."""
         if replica.state == "ready":
-            replica.wedged = True
+            self._silenced(replica)
             self._move(replica, "down", "in flight but no token")
 
     def doubted(self, replica: Replica) -> bool:
@@ -330,8 +340,12 @@ class Fleet:
     def unproven(self, replica: Replica) -> None:
         """A doubted one gave no token either."""
         if replica.state == "ready":
-            replica.wedged = True
+            self._silenced(replica)
             self._move(replica, "down", "fails at requests, and gives no token")
+
+    @staticmethod
+    def _silenced(replica: Replica) -> None:
+        replica.wedged, replica.last_byte_s, replica.failed_before = True, SILENT, replica.failed_total
 
     @staticmethod
     def _cleared(replica: Replica) -> None:

@@ -36,6 +36,7 @@ class Replica(View):
         self.identity = Identity(engine=spec.engine, models=spec.models)
         self.streams = self.stalled = 0
         self.failed_total = self.failures = 0
+        self.failed_before = 0  # of `failed_total`: until it was found wedged
         self.missed_probes = 0  # of `failures`: probes since the last one that was answered
         self.suspects: set[int] = set()  # bodies that it failed at since it last answered well, ...
         self.repeats = 0  # ... and how often such a one failed again

@@ -24,6 +24,7 @@ IDENTIFY_EVERY = 10
 FOLLOW_S = 10.0
 REPORT_S = 5.0  # an engine's /metrics cost it about 5 ms
 HOUSEKEEPING_S = 0.1
+TOKEN_SHARE, TOKEN_MAX_S = 0.25, 60.0  # of the time without a token: so long is one waited for
 
 
 class Upkeep:
@@ -40,6 +41,7 @@ class Upkeep:
         self._each_round: Callable[[float], None] | None = None
         self._recalls = Recalls(plane, self._recall)
         plane.recall = self._recalls.unwanted
+        self._wedged_s: dict[str, float] = {}  # by backend: since when a token is asked for
         self._unlisted: dict[str, tuple[str, ...]] = {}  # by backend: models that it is to serve and does not list
 
     def start(self) -> None:
@@ -70,6 +72,7 @@ class Upkeep:
         """Stop probing it."""
         self.feeds.unwatch(name)
         self._unlisted.pop(name, None)
+        self._wedged_s.pop(name, None)
         task = self._watchers.pop(name, None)
         if task is not None:
             task.cancel()
@@ -129,6 +132,8 @@ class Upkeep:
             if self._plane.now() - followed_s >= FOLLOW_S:
                 followed_s = self._plane.now()
                 await self._plane.pools.of(name).follow(health.timeout_s)
+            if not replica.wedged:
+                self._wedged_s.pop(name, None)
             http = self.control(replica.spec, health.timeout_s)
             try:
                 if adapter is None or rounds % IDENTIFY_EVERY == 0:
@@ -140,7 +145,7 @@ class Upkeep:
                 else:
                     await adapter.check(http)
                     identity = replica.identity
-                if replica.wedged:
+                if replica.wedged and not self._plane.fleet.spoke(replica):
                     await self._try_revival(replica, adapter)
                 elif self._plane.fleet.doubted(replica):
                     await self._settle_doubt(replica, adapter)
@@ -181,8 +186,11 @@ class Upkeep:
         return dataclasses.replace(found, models=declared)
 
     async def _try_revival(self, replica: Replica, adapter: Adapter) -> None:
-        """Health is fine but requests got nothing: only a token proves that it works again."""
-        if await self._generates(replica, adapter):
+        """Health is fine but requests got nothing: only a token proves that it works again. It is waited for the longer the
+        longer none came, since some engines need seconds for one."""
+        now_s = self._plane.now()
+        silent_s = now_s - self._wedged_s.setdefault(replica.name, now_s)
+        if await self._generates(replica, adapter, min(TOKEN_MAX_S, TOKEN_SHARE * silent_s)):
             self._plane.fleet.revived(replica, self._plane.now())
 
     async def _settle_doubt(self, replica: Replica, adapter: Adapter) -> None:
@@ -197,9 +205,10 @@ class Upkeep:
         elif self._plane.fleet.doubted(replica):  # still: nobody was answered meanwhile
             self._plane.fleet.unproven(replica)
 
-    async def _generates(self, replica: Replica, adapter: Adapter) -> bool:
+    async def _generates(self, replica: Replica, adapter: Adapter, within_s: float = 1.0) -> bool:
         model = replica.models[0] if replica.models else ""
-        return await adapter.generates(self.control(replica.spec, max(1.0, self._plane.config.health.timeout_s)), model)
+        limit_s = max(1.0, within_s, self._plane.config.health.timeout_s)
+        return await adapter.generates(self.control(replica.spec, limit_s), model)
 
     # -- housekeeping
 

@@ -1,11 +1,14 @@
 """What was learnt of a backend must not keep away for good what would correct it."""
 
+import asyncio
 from dataclasses import replace
 
 import looptime
+import pytest
 
-from gateway.config import ModelSpec
-from tests.wire.kit import CONFIG, Rig, chat, run, virtual_pause
+from gateway.config import Health, ModelSpec, Timeouts
+from tests.wire.kit import CONFIG, Rig, chat, run, until, virtual_pause
+from tests.wire.scripted import Call, Held, silent, well
 
 PLANNED = replace(CONFIG, models=(ModelSpec("m", "plan"),))
 VIRTUAL = looptime.new_event_loop
@@ -34,3 +37,64 @@ def test_a_belief_that_refuses_all_strict_requests_is_put_to_the_test() -> None:
         assert [await ask() for _ in range(2)] == [200, 503]
 
     run(case, PLANNED, on=VIRTUAL, limit_s=600)
+
+
+async def wedge(rig: Rig) -> None:
+    """Three requests in a row get no first byte."""
+    rig.backend.play = silent
+    for _ in range(3):
+        assert (await rig.ask(chat())).status == 504
+    assert rig.state(rig.backend) == "down"
+
+
+WEDGING = replace(
+    CONFIG, health=Health(interval_s=0.5, timeout_s=1.0), timeouts=Timeouts(first_byte_s=2.0, unary_s=2.0)
+)
+
+
+async def slow(call: Call) -> None:
+    await asyncio.sleep(5.0)
+    well(call)
+
+
+def embeds(call: Call) -> None:
+    """As llama.cpp's server does with --embeddings."""
+    call.error(501) if "chat" in call.target.decode() else well(call)
+
+
+@pytest.mark.parametrize("play", [slow, embeds])
+def test_a_token_that_takes_long_or_is_not_made_at_all_proves_enough(play: object) -> None:
+    """An engine without a GPU needs seconds for the token that is asked of a wedged one; one for embeddings makes none."""
+
+    async def case(rig: Rig) -> None:
+        await wedge(rig)
+        rig.backend.play = play  # type: ignore[assignment]
+        await virtual_pause(60.0)
+        assert rig.state(rig.backend) == "ready"
+        rig.backend.play = well
+        assert (await rig.ask(chat())).status == 200
+
+    run(case, WEDGING, on=VIRTUAL, limit_s=600)
+
+
+def test_a_stream_that_goes_on_proves_that_its_engine_was_only_busy() -> None:
+    """A prompt took longer than `wedge_s`, and now its tokens come, while nothing else fits in beside."""
+
+    async def case(rig: Rig) -> None:
+        rig.backend.play = held = Held(begun=False)
+        peer = await rig.connect()
+        peer.ask(chat(stream=True))
+        await until(lambda: rig.state(rig.backend) == "down")
+        rig.backend.play = silent
+        await virtual_pause(5.0)
+        assert rig.state(rig.backend) == "down", "a head that was there before is no token"
+        held.go_on.set()
+        await virtual_pause(5.0)
+        assert (await peer.answer()).status == 200
+        assert rig.state(rig.backend) == "ready"
+        (replica,) = rig.app.plane.fleet
+        assert replica.trial, "one request has to tell the rest"
+        rig.backend.play = well
+        assert (await rig.ask(chat())).status == 200
+
+    run(case, replace(CONFIG, health=Health(interval_s=0.5, timeout_s=1.0, wedge_s=3.0)), on=VIRTUAL, limit_s=600)
