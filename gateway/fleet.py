@@ -309,9 +309,8 @@ class Fleet:
             if kind == "status" and replica.failures + 1 >= self._health.failures and not self._has_peer(replica):
                 replica.repeats = REPEATS  # without it nobody would get an answer: first a token has to tell
                 return
-        if replica.state == "ready":
-            if self._count_failure(replica, reason) and kind == "timeout":
-                self._silenced(replica)
+        if replica.state == "ready" and self._count_failure(replica, reason) and kind == "timeout":
+            self._silenced(replica)
 
     def _has_peer(self, replica: Replica) -> bool:
         """Whether another one is ready for any model of its."""

@@ -138,6 +138,8 @@ class DataPlane:
         assert old is not None
         before = old.spec
         replica = self.fleet.respecified(spec.name, spec)
+        if replica is not old:  # another engine: nothing that was found out of the old one holds for it
+            self.desks.engines.forget(spec.name)
         self.pools.respecified(before, spec)
         return replica
 

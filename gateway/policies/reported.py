@@ -11,7 +11,6 @@ from gateway.policies.base import PAIR_VIEWS_MAX, Base, Replies, least, pair
 from gateway.views import View
 from predictor.snapshot import ProbeReply
 
-
 SLOWER = 1.1
 TRIED = 0.05
 

@@ -1,5 +1,6 @@
 """What was learnt of an engine must not keep away for good what would correct it."""
 
+import itertools
 from random import Random
 
 import pytest
@@ -97,7 +98,7 @@ def test_one_that_seems_slow_is_tried_now_and_then_while_it_is_idle(name: Policy
 
     at_s = tried(0.017, 0)
     assert 15 < len(at_s) < 30
-    assert all(later - before >= 60.0 for before, later in zip(at_s, at_s[1:], strict=False))
+    assert all(later - before >= 60.0 for before, later in itertools.pairwise(at_s))
     assert tried(0.017, 1) == [], "an engine that works teaches by that"
     assert tried(0.01, 0) == [], "it is not slow, it only has no prefix of this one"
 

@@ -1,12 +1,15 @@
 """What was learnt of a backend must not keep away for good what would correct it."""
 
-import asyncio
 from dataclasses import replace
 
 import looptime
 import pytest
 
-from gateway.config import Health, ModelSpec, Timeouts
+from backends.base import EngineReport
+from gateway.config import BackendSpec, Health, ModelSpec, Timeouts
+from gateway.engines import GUESSED_LIMITS
+from gateway.jobs import Job
+from predictor.request import LengthEstimate
 from tests.wire.kit import CONFIG, Rig, chat, run, until, virtual_pause
 from tests.wire.scripted import Call, Held, silent, well
 
@@ -47,13 +50,11 @@ async def wedge(rig: Rig) -> None:
     assert rig.state(rig.backend) == "down"
 
 
-WEDGING = replace(
-    CONFIG, health=Health(interval_s=0.5, timeout_s=1.0), timeouts=Timeouts(first_byte_s=2.0, unary_s=2.0)
-)
+WEDGING = replace(CONFIG, health=Health(interval_s=0.5, timeout_s=1.0), timeouts=Timeouts(first_byte_s=2.0, unary_s=2.0))
 
 
 async def slow(call: Call) -> None:
-    await asyncio.sleep(5.0)
+    await virtual_pause(5.0)
     well(call)
 
 
@@ -98,3 +99,33 @@ def test_a_stream_that_goes_on_proves_that_its_engine_was_only_busy() -> None:
         assert (await rig.ask(chat())).status == 200
 
     run(case, replace(CONFIG, health=Health(interval_s=0.5, timeout_s=1.0, wedge_s=3.0)), on=VIRTUAL, limit_s=600)
+
+
+def test_a_backend_at_another_address_is_believed_to_be_none_of_what_the_old_one_was() -> None:
+    async def case(rig: Rig) -> None:
+        assert (await rig.ask(chat())).status == 200
+        plane, engines = rig.app.plane, rig.app.plane.desks.engines
+        old, spare = plane.fleet
+        mirror = old.mirror
+        assert mirror is not None
+        for number in range(12):
+            at_s = 5.0 * number
+            jobs = [Job(f"t{number}.{index}", "m", 100, LengthEstimate(4, 8, 16, "t"), at_s) for index in range(3)]
+            for job in jobs:
+                mirror.dispatched(job, 0, at_s)
+            engines.reported(old, EngineReport(20, 0.2, 500, 16, (), 4), at_s + 1.0)
+            for job in jobs:
+                mirror.finished(job.id, at_s + 4.0)
+        assert (mirror.limits.max_num_seqs, mirror.limits.kv_blocks) == (17, 500)
+        rig.app.operations._respecify(replace(old.spec, url=spare.spec.url))
+        await rig.routable()
+        assert (await rig.ask(chat())).status == 200
+        assert len(rig.backends[1].calls) == 1
+        replica, _ = plane.fleet
+        assert replica.mirror is not None
+        assert replica.mirror.limits == GUESSED_LIMITS
+
+    def apart(spec: BackendSpec) -> BackendSpec:
+        return replace(spec, models=("m" if spec.name == "b0" else "other",))
+
+    run(case, PLANNED, backends=2, spec=apart, on=VIRTUAL, limit_s=600)
