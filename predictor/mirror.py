@@ -134,6 +134,7 @@ class Mirror:
                 earlier.computed = earlier.prompt_tokens
                 if earlier is seat:
                     break
+                earlier.passed = True
         self._decodes(seat, now_s)
         self.heard_s = now_s
         if self._learns and in_turn:
@@ -239,8 +240,7 @@ class Mirror:
         return self._seats.values()
 
     def fits(self, demand: Demand, margin: float) -> bool:
-        """Whether the predicted peak of KV, with this request, stays within (1 - margin) of all of it. An empty engine
-        takes anything."""
+        """Whether the predicted peak of KV with this request stays within (1 - margin) of all; an empty one takes any."""
         if not self._seats and not self.foreign:
             return True
         return self.memory.fits(demand, self._limit_tokens(margin))
@@ -337,7 +337,7 @@ class Mirror:
                     flying += left
             elif progress is None and not seat.streams:
                 unseen = seat
-            else:
+            elif not seat.passed:  # else it waits for something of its own
                 self.overdue_s = max(self.overdue_s, now_s - seat.due_s)
         if unseen is not None:
             self._decodes(unseen, now_s)  # nobody will tell of its first token

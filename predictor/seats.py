@@ -73,10 +73,10 @@ class Seat:
     step that can include it begins, `due_s` when its first token was predicted as it was sent, `first_s` when it came
     (below 0: not yet), `deadline_s` when it is promised; `tier` is where it stood in the line. Without a progress to read,
     its output is reckoned; so is its first token where it does not stream: of one that does it will be told, and until
-    then it is late."""
+    then it is late. `passed`: one behind it had its first token before."""
 
     __slots__ = (
-        "arrival_s", "class_name", "computed", "deadline_s", "due_s", "first_s", "hit_tokens", "id", "prefix",
+        "arrival_s", "class_name", "computed", "deadline_s", "due_s", "first_s", "hit_tokens", "id", "passed", "prefix",
         "private_tokens", "progress", "prompt_tokens", "reckoned", "rest", "sent_s", "starts_s", "streams", "tier", "tpot_s",
     )  # fmt: skip
 
@@ -94,6 +94,7 @@ class Seat:
         self.streams = demand.streams
         self.sent_s = self.starts_s = self.due_s = now_s
         self.first_s = -1.0
+        self.passed = False
 
     def generated(self) -> int:
         """Output tokens so far."""

@@ -299,6 +299,26 @@ class Beside:
         return first_s
 
 
+def test_who_was_passed_by_a_later_one_does_not_make_its_engine_late() -> None:
+    """It waits for a grammar, say, or for KV from elsewhere, and the engine computes the others meanwhile."""
+    made = Mirror(PROFILE, LIMITS)
+    made.dispatched(job("waits"), 0, 0.0)
+    made.dispatched(job("passes"), 0, 0.1)
+    made.look(3.0)
+    assert made.overdue_s > 2.0
+    made.first_token("passes", 3.0)
+    made.finished("passes", 4.0)
+    made.look(30.0)
+    assert (made.overdue_s, len(made.filling)) == (0.0, 1)
+    assert made.lag_s < 0.1
+    wait_s = made.dispatched(job("new"), 0, 30.0)
+    made.look(40.0)
+    assert made.overdue_s == pytest.approx(10.0 - wait_s), "it has come to a stop for all"
+    made.first_token("waits", 41.0)
+    made.look(41.0)
+    assert made.overdue_s == pytest.approx(11.0 - wait_s)
+
+
 def test_what_others_sent_costs_nothing_once_it_is_over() -> None:
     made, fresh = Mirror(PROFILE, LIMITS), Mirror(PROFILE, LIMITS)
     made.reported(6, 0.5)
