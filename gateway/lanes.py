@@ -15,6 +15,7 @@ NEVER = float("inf")
 PACE_HOLDS_S = 60.0  # an engine that was idle for so long may have become another one: one request finds out, ...
 PASSED_BY = 20  # ... when so many have passed by those that seem slow
 
+
 class Lanes:
     """See the module's words. `views` are all replicas; `all` are the lanes of those that have a mirror."""
 
