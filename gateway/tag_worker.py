@@ -17,10 +17,11 @@ from typing import Any
 
 from gateway.prompt_ends import Ends, view_of_ends
 from gateway.tag_frames import FRAME_BYTES_MAX, PROBLEM, READY, FrameError, Question, decode_question, encode_reply
+from gateway.tag_sentences import READS, SENTENCES, Sentences
 from predictor.features import Cues, cues
 from predictor.grams import grams_of, spoken_of
 from predictor.prompts import PromptView
-from predictor.tagger_text import encoder_text, marks_of, token_ids
+from predictor.tagger_text import Marks, encoder_text, marks_of, token_ids
 from predictor.treefile import TreeFileError
 from predictor.trees import NO_GRAMS, Trees
 
@@ -38,30 +39,42 @@ class Models:
         self._trees: Trees | None = None
         self._encoder: Any = None
         self._tokens: Any = None
+        self._marks = Marks()
+        self._sentences: Sentences | None = None
+        data = b""
         if (folder / "trees.onnx").is_file():
+            data = (folder / "trees.onnx").read_bytes()
             try:
-                self._trees = Trees.from_onnx((folder / "trees.onnx").read_bytes())
+                self._trees = Trees.from_onnx(data)
             except TreeFileError as error:
                 self.problems.append(f"trees.onnx: {error}")
         if (folder / "lengths.onnx").is_file() and (folder / "tokenizer.json").is_file():
-            self._load_encoder(folder)
+            self._load_encoder(folder, data)
         elif not (folder / "trees.onnx").is_file():
             self.problems.append(f"{folder}: neither trees.onnx nor lengths.onnx with tokenizer.json is there")
 
-    def _load_encoder(self, folder: Path) -> None:
+    def _load_encoder(self, folder: Path, trees: bytes) -> None:
         try:
             import numpy  # noqa: F401, ICN001 - loaded before anybody waits
             import onnxruntime
             import tokenizers
         except ImportError:
             return
+        name = "tokenizer.json"
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self._tokens = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-            self._marks = marks_of(tokenizer.get_vocab())
-            self._encoder = _session(onnxruntime, folder / "lengths.onnx")
-        except ValueError as error:
-            self.problems.append(f"tokenizer.json: {error}")
+            tokenizer = tokenizers.Tokenizer.from_file(str(folder / name))
+            name = "lengths.onnx"
+            session = _session(onnxruntime, folder / name)
+            if session.get_modelmeta().custom_metadata_map.get(READS) == SENTENCES:
+                self._sentences = Sentences(session, tokenizer, self._trees, trees)
+                self._sentences.quantiles(view_of_ends(Ends(b"{}", b"", 2), -1))  # a graph of other inputs fails here
+            else:
+                name = "tokenizer.json"
+                self._tokens = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+                self._marks = marks_of(tokenizer.get_vocab())
+            self._encoder = session
+        except Exception as error:  # noqa: BLE001 - both libraries' errors are of no class of their own
+            self.problems.append(f"{name}: {error}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,6 +104,8 @@ class Models:
 
     def encoder(self, view: PromptView, model: int = 0) -> dict[str, Triple]:
         """What the encoder guesses. `model`: the key of the one that answers."""
+        if self._sentences is not None:
+            return {"encoder": self._sentences.quantiles(view)}
         import numpy as np
 
         ids = np.asarray([token_ids(encoder_text(view), self._tokens, self._marks, model)], np.int64)

@@ -78,14 +78,19 @@ class Trees:
         """Whether `quantiles` wants the prompt's grams."""
         return self.grams is not None
 
-    def quantiles(self, cues: Cues, grams: Grams = NO_GRAMS) -> tuple[float, float, float]:
-        """Natural logs of tokens at 0.1, 0.5 and 0.9, in rising order."""
+    def looked_at(self, cues: Cues, grams: Grams = NO_GRAMS) -> tuple[float, ...]:
+        """All that the trees go by: the features, and what words or grams add up to."""
         numbers: tuple[float, ...] = cues.numbers
         if self.words:
             numbers = (*numbers, self._spoken(cues.words))
         table = self.grams
         if table is not None:
             numbers = (*numbers, *[table.weighed(part, GRAM_SCALE_MIN) for part in grams])
+        return numbers
+
+    def quantiles(self, cues: Cues, grams: Grams = NO_GRAMS) -> tuple[float, float, float]:
+        """Natural logs of tokens at 0.1, 0.5 and 0.9, in rising order."""
+        numbers = self.looked_at(cues, grams)
         straight = sum([numbers[looked] * weight for looked, weight in self.linear])
         sums: Iterable[float] = self.walk.sums(numbers)
         if self.stretch is not None:

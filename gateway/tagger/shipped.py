@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.tag_sentences import READS, SENTENCES
 from gateway.tagger import vocabulary
 from gateway.tagger.records import Row
 from predictor.model_names import model_key
@@ -40,6 +41,8 @@ class Shipped:
                 raise FileNotFoundError(f"{folder} holds no {name}")
         self._folder = folder
         self._session = session(folder / MODEL)
+        if self._session.get_modelmeta().custom_metadata_map.get(READS) == SENTENCES:
+            raise ValueError(f"{folder / MODEL} is a sentence encoder beside trees; only the serving process asks it")
         self._tokenizer = vocabulary.load(folder / TOKENIZER)
         self._read, marks = vocabulary.reader(self._tokenizer)
         self._models = models_of(self._tokenizer.get_vocab())
@@ -85,14 +88,14 @@ class Shipped:
         )
 
 
-def session(path: Path) -> Any:
-    """A model to ask, on one thread."""
+def session(path: Path | bytes) -> Any:
+    """A model to ask (its file, or what is in it), on one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options)
+    return onnxruntime.InferenceSession(path if isinstance(path, bytes) else str(path), options)
 
 
 def answer(model: Any, ids: Sequence[int]) -> tuple[float, float, float]:
