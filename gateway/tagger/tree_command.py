@@ -4,11 +4,18 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.tagger.tree_rows import TreeRow
+    from gateway.tagger.trees import Grown, TreeOptions
+
 NEEDS = ("lightgbm", "scipy", "onnx", "numpy", "pyarrow")
+SENTENCES_NEED = ("onnxruntime", "tokenizers")
 
 
 def train_trees(
@@ -18,15 +25,23 @@ def train_trees(
     ranks: Annotated[
         bool, typer.Option("--ranks", help="Grow on the lengths' ranks: better for agents and long talks.")
     ] = False,
+    sentences: Annotated[
+        Path | None,
+        typer.Option(
+            help="A local sentence encoder's folder (ONNX, as all-MiniLM-L6-v2): lengths.onnx and tokenizer.json, too."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Train the trees. Logs: words count (and pairs of words, where text was logged), levels are the traffic's own. A folder:
     permissive rows only, and for use elsewhere: no words, and of the workloads' levels a part."""
-    missing = [name for name in NEEDS if find_spec(name) is None]
+    missing = [name for name in (*NEEDS, *(SENTENCES_NEED if sentences else ())) if find_spec(name) is None]
     if missing:
         _fail(f"missing: {', '.join(missing)}. Install them by: pip install 'leeway-gateway[train]'")
+    if sentences is not None and out.name != "trees.onnx":
+        _fail(f"{out}: what is trained with --sentences is read beside a file named trees.onnx")
     from gateway.tagger.tree_rows import of_folder, of_log, with_text
-    from gateway.tagger.trees import ELSEWHERE, RANKS, TooFewRowsError, TreeOptions, train
+    from gateway.tagger.trees import ELSEWHERE, RANKS, TreeOptions, grow
 
     try:
         if len(files) == 1 and files[0].is_dir():
@@ -35,12 +50,25 @@ def train_trees(
             rows, lost = of_log(files)
             options = replace(RANKS if ranks else TreeOptions(), seed=seed)
         rows = with_text([row for row in rows if not model or row.model in model])
-        data = train(rows, options)
-        out.write_bytes(data)
-    except (OSError, TooFewRowsError) as error:
+        grown = grow(rows, options)
+        if sentences is not None:
+            _with_sentences(rows, grown, options, sentences, out.parent)
+        out.write_bytes(grown.data)
+    except (OSError, ValueError) as error:
         _fail(str(error))
     text = "with text" if rows[0].grams is not None else "without text"
-    print(f"{out}: {len(data)} bytes from {len(rows)} answers {text}; {lost} lines could not be used")
+    print(f"{out}: {len(grown.data)} bytes from {len(rows)} answers {text}; {lost} lines could not be used")
+
+
+def _with_sentences(rows: "Sequence[TreeRow]", grown: "Grown", options: "TreeOptions", checkpoint: Path, folder: Path) -> None:
+    """Raises OSError, ValueError."""
+    from gateway.tagger import sentences
+
+    if rows[0].grams is None:
+        raise ValueError("a sentence encoder needs answers whose prompts are known: a length log with log_text = true")
+    data = sentences.train(rows, grown, options, checkpoint, {}, lambda words: print(words, file=sys.stderr, flush=True))
+    sentences.write(data, checkpoint, folder)
+    print(f"{folder / sentences.LENGTHS}: {len(data)} bytes")
 
 
 def _fail(message: str) -> None:

@@ -19,6 +19,7 @@ from gateway.tagger.records import HELD_OUT, group_of
 from predictor.features import BUCKETS, FEATURES, Cues, cues
 from predictor.grams import Grams, Spoken, grams_of, spoken_of
 from predictor.prompts import view_of
+from predictor.sentences import sentence_of
 
 PER_PROMPT = 4  # answers of different models to one prompt: more of them tell little about prompts
 
@@ -35,6 +36,7 @@ class TreeRow:
     group: str = ""
     weight: float = 1.0
     grams: Grams | None = None  # None: no text is known
+    text: str = ""  # what a sentence encoder reads, where text is known
 
 
 def of_log(paths: Iterable[Path]) -> tuple[list[TreeRow], int]:
@@ -78,8 +80,8 @@ def _of_record(record: Mapping[str, Any]) -> TreeRow:
     words = tuple([int(word) for word in record.get("words", ()) if 0 <= word < BUCKETS])
     if len(features) != len(FEATURES):
         raise ValueError("other features")
-    grams = grams_of(Spoken(**record["spoken"])) if "spoken" in record else None
-    return TreeRow(Cues(numbers, words), 1, source=str(record.get("route", "")), group=str(words[:24]), grams=grams)
+    row = TreeRow(Cues(numbers, words), 1, source=str(record.get("route", "")), group=str(words[:24]))
+    return with_spoken(row, Spoken(**record["spoken"])) if "spoken" in record else row
 
 
 def _of_text(record: Mapping[str, Any]) -> TreeRow:
@@ -89,7 +91,12 @@ def _of_text(record: Mapping[str, Any]) -> TreeRow:
     view = view_of({"messages": turns})
     source = str(record.get("source", ""))
     group = str(record.get("group") or group_of(source, _first_of(turns)))
-    return TreeRow(cues(view), 1, source=source, group=group, grams=grams_of(spoken_of(view)))
+    return with_spoken(TreeRow(cues(view), 1, source=source, group=group), spoken_of(view))
+
+
+def with_spoken(row: TreeRow, spoken: Spoken) -> TreeRow:
+    """A row whose text is known."""
+    return replace(row, grams=grams_of(spoken), text=sentence_of(spoken))
 
 
 def of_folder(folder: Path) -> list[TreeRow]:

@@ -74,7 +74,6 @@ def onnx_of(
 ) -> bytes:
     """The file. `linear`: a weight for each feature; `words`: one for each bucket, or None; `grams`: weights and scales;
     `stretch`: what makes logs of tokens of the trees' sums, if those are none already."""
-    table = _table_of(ensembles)
     tensors = [
         numpy_helper.from_array(linear.astype(np.float32).reshape(-1, 1), LINEAR),
         numpy_helper.from_array(np.zeros(TARGETS, np.float32), SHIFT),
@@ -94,18 +93,11 @@ def onnx_of(
             inputs.append(helper.make_tensor_value_info(part, TensorProto.INT64, [f"n_{part}"]))
             nodes += _gram_nodes(part)
             columns.append(f"{part}_weighed")
-    if stretch is not None:
-        tensors += _stretch_tensors(stretch)
+    grown, stretched = tree_parts(ensembles, stretch)
+    tensors += stretched
     nodes += [
         helper.make_node("Concat", columns, ["seen"], axis=1),
-        helper.make_node(
-            "TreeEnsembleRegressor",
-            ["seen"],
-            ["grown"],
-            domain="ai.onnx.ml",
-            **table.attributes(),
-        ),
-        *([] if stretch is None else _stretch_nodes()),
+        *grown,
         helper.make_node("MatMul", ["numbers", LINEAR], ["straight"]),
         helper.make_node("Add", ["grown" if stretch is None else "stretched", "straight"], ["sum"]),
         helper.make_node("Add", ["sum", SHIFT], ["quantiles"]),
@@ -118,6 +110,13 @@ def onnx_of(
     onnx.checker.check_model(model)
     written: bytes = model.SerializeToString()
     return written
+
+
+def tree_parts(ensembles: Sequence[Ensemble], stretch: Stretch | None) -> tuple[list[Any], list[TensorProto]]:
+    """Nodes and tensors from `seen` (1 x all that is looked at) to `grown` (1 x 3), or `stretched` where there is a line."""
+    attributes = _table_of(ensembles).attributes()
+    trees = helper.make_node("TreeEnsembleRegressor", ["seen"], ["grown"], domain="ai.onnx.ml", **attributes)
+    return ([trees], []) if stretch is None else ([trees, *_stretch_nodes()], _stretch_tensors(stretch))
 
 
 def _column(name: str, values: Floats) -> TensorProto:

@@ -23,6 +23,7 @@ from predictor.features import FEATURES
 from predictor.trees import Stretch
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 QUANTILES = (0.1, 0.5, 0.9)
 CUT_EXCESS = 0.4  # in log tokens: what an answer that was cut off is taken to have missed at least
 ROWS_MIN = 200
@@ -84,8 +85,24 @@ RANKS = TreeOptions(middle="quantile", ranked=True)  # conversations are ranked 
 POINTS = 65  # of the line that turns ranks into lengths
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """Trees, and what they were grown on: for what is trained beside them."""
+
+    data: bytes  # an ONNX file for `predictor.trees`
+    numbers: list[Floats]  # for each draw of folds: features, and the columns as weights of other folds have them
+    folds: list[Ints]
+    target: Floats  # logs of tokens less `linear`; of answers that were cut off, what they were taken for
+    linear: Floats  # a weight for each feature
+
+
 def train(rows: Sequence[TreeRow], options: TreeOptions) -> bytes:
     """An ONNX file for `predictor.trees`. Raises TooFewRowsError."""
+    return grow(rows, options).data
+
+
+def grow(rows: Sequence[TreeRow], options: TreeOptions) -> Grown:
+    """Raises TooFewRowsError."""
     if len(rows) < ROWS_MIN:
         raise TooFewRowsError(f"{len(rows)} rows; at least {ROWS_MIN} are needed")
     numbers = np.array([row.cues.numbers for row in rows])
@@ -95,17 +112,26 @@ def train(rows: Sequence[TreeRow], options: TreeOptions) -> bytes:
     linear[FEATURES.index("reply_level")] = options.reply_slope
     target = target - numbers @ linear
     grown, stretch = ranked(target) if options.ranked else (target, None)
-    drawn = [_with_columns(rows, numbers, grown, options, draw) for draw in range(options.draws)]
+    folds = [_fold(rows, options, draw) for draw in range(options.draws)]
+    drawn = [_with_columns(rows, numbers, grown, options, fold) for fold in folds]
     cut = np.array([row.truncated for row in rows])
     if cut.any():
         first = _fitted(drawn[0].numbers, grown, weights, 0.5, options).predict(drawn[0].numbers)
         if stretch is not None:
             first = np.array([stretch(score) for score in first])
         target = np.where(cut, np.maximum(target + CUT_EXCESS, first), target)
-        grown, stretch = ranked(target) if options.ranked else (target, None)
-    low, high = [Ensemble(_dumped(_fitted(drawn[0].numbers, grown, weights, q, options))) for q in (QUANTILES[0], QUANTILES[2])]
-    middle = _middle([one.numbers for one in drawn], grown, weights, options)
-    return onnx_of([low, middle, high], linear, *_kept(drawn), stretch)
+    seen = [one.numbers for one in drawn]
+    trees, stretch = ensembles(seen, target, weights, options)
+    return Grown(onnx_of(trees, linear, *_kept(drawn), stretch), seen, folds, target, linear)
+
+
+def ensembles(
+    drawn: Sequence[Floats], target: Floats, weights: Floats, options: TreeOptions
+) -> tuple[list[Ensemble], Stretch | None]:
+    """Trees for the three quantiles, and what turns their sums into lengths. `drawn`: all rows' numbers, for each draw."""
+    grown, stretch = ranked(target) if options.ranked else (target, None)
+    low, high = [Ensemble(_dumped(_fitted(drawn[0], grown, weights, q, options))) for q in (QUANTILES[0], QUANTILES[2])]
+    return [low, _middle(drawn, grown, weights, options), high], stretch
 
 
 def _middle(drawn: Sequence[Floats], target: Floats, weights: Floats, options: TreeOptions) -> Ensemble:
@@ -132,12 +158,10 @@ def ranked(target: Floats) -> tuple[Floats, Stretch]:
     return scores, Stretch(tuple(at.tolist()), tuple(np.interp(at, scores[order], target[order]).tolist()))
 
 
-def _with_columns(rows: Sequence[TreeRow], numbers: Floats, target: Floats, options: TreeOptions, draw: int) -> Drawn:
+def _with_columns(rows: Sequence[TreeRow], numbers: Floats, target: Floats, options: TreeOptions, fold: Ints) -> Drawn:
     """With what the grams say where all rows have text, or else what the words say."""
     if not options.words:
         return Drawn(numbers)
-    groups = [row.group or str(number) for number, row in enumerate(rows)]
-    fold = tree_columns.fold_of(groups, options.seed * options.draws + draw)
     texts = [row.grams for row in rows if row.grams is not None]
     if len(texts) == len(rows):
         grams = tree_columns.of_grams(texts, target, fold, options.grams_ridge)
@@ -145,6 +169,11 @@ def _with_columns(rows: Sequence[TreeRow], numbers: Floats, target: Floats, opti
     table = tree_columns.word_table([row.cues.words for row in rows])
     spoken, column = tree_columns.fitted(table, target, fold, options.words_ridge)
     return Drawn(np.column_stack([numbers, column]), words=spoken)
+
+
+def _fold(rows: Sequence[TreeRow], options: TreeOptions, draw: int) -> Ints:
+    groups = [row.group or str(number) for number, row in enumerate(rows)]
+    return tree_columns.fold_of(groups, options.seed * options.draws + draw)
 
 
 def _kept(drawn: Sequence[Drawn]) -> tuple[Floats | None, tuple[Floats, Floats] | None]:
