@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gateway.tagger.sentences import Known
 from predictor.features import FEATURES
 from tests.bench import lengths_curve as curves
 from tests.bench import lengths_live as live
@@ -18,7 +19,7 @@ from tests.bench import lengths_models as models
 from tests.bench import lengths_noise as noise
 from tests.bench import lengths_pooled as many
 from tests.bench.lengths_data import HELD_OUT, Table, folds, load
-from tests.bench.lengths_embed import NoWeightsError, embedded
+from tests.bench.lengths_embed import NoWeightsError, embedded, fetched
 from tests.bench.lengths_scores import LEVELS, Scores, gain, interval, log_mae, pinball, scores, table, tau
 
 LLAMA = ("Meta-Llama-3.1-8B-Instruct", "Meta-Llama-3_1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct-Turbo")
@@ -35,9 +36,18 @@ AIMS = {
     "shipped_vs_constant": 1.0,
     "cold_logmae": 0.99,
     "pinball_vs_running": 1.0,
+    "llama8b_sentences_tau": 0.58,
+    "llama8b_sentences_logmae": 0.50,
+    "qwen72b_sentences_tau": 0.58,
+    "qwen72b_sentences_logmae": 0.295,
+    "sharegpt_own_sentences_tau": 0.43,
+    "sharegpt_own_sentences_logmae": 0.58,
     "llama8b_tau_gain_low": 0.0,
     "qwen72b_tau_gain_low": 0.0,
     "sharegpt_own_tau_gain_low": 0.0,
+    "llama8b_sentences_tau_gain_low": 0.0,
+    "qwen72b_sentences_tau_gain_low": 0.0,
+    "sharegpt_own_sentences_tau_gain_low": 0.0,
 }
 AIMED = ("llama8b", "qwen72b", "sharegpt_own")  # rows that have MiniLM baselines beside them
 FOLDS = 5
@@ -67,7 +77,9 @@ def main() -> None:
         for key, (name, chosen) in _settings(rows).items():
             if args.only in (None, key):
                 with_embedding = embeddings if key in AIMED else {}
-                _trained(key, name, models.part_of(rows.rows(chosen), with_embedding), figures, args.parts, args.baselines)
+                checkpoint = fetched(args.home) if with_embedding else None
+                part = models.part_of(rows.rows(chosen), with_embedding)
+                _trained(key, name, part, figures, args.parts, args.baselines, checkpoint)
         if args.only in (None, "pooled"):
             _pooled(rows, None if args.no_minilm else args.home, embeddings, figures)
         if args.only in (None, "curve"):
@@ -108,8 +120,11 @@ def _embeddings(rows: Table, home: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: int, named: str = "") -> None:
-    """Throw-away models, each row foretold by one that saw no row of its group. `named`: in the names of wanted baselines."""
+def _trained(
+    key: str, name: str, part: models.Part, figures: Figures, parts: int, named: str = "", checkpoint: Path | None = None
+) -> None:
+    """Throw-away models, each row foretold by one that saw no row of its group. `named`: in the names of wanted baselines;
+    `checkpoint`: of a sentence encoder, for the row of ours that has one."""
     chats = bool(part.numbers[:, FEATURES.index("replies")].any())
     baselines = {**models.BASELINES, **(models.WITH_HISTORY if chats else {})}
     if part.embedded is not None:
@@ -117,7 +132,9 @@ def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: in
     baselines = {label: predictor for label, predictor in baselines.items() if named in label}
     fold = folds(part.groups, FOLDS, 0)
     told = {label: np.zeros(len(part.truth)) for label in baselines}
-    ours = {label: np.zeros((len(part.truth), 3)) for label in (*models.OURS, UNCONDITIONAL)}
+    own = [*models.OURS, *([models.WITH_SENTENCES] if checkpoint else [])]
+    ours = {label: np.zeros((len(part.truth), 3)) for label in (*own, UNCONDITIONAL)}
+    known: Known = {}
     for number in range(parts):
         there = fold == number
         seen, asked = part.rows(~there), part.rows(there)
@@ -125,10 +142,12 @@ def _trained(key: str, name: str, part: models.Part, figures: Figures, parts: in
             told[label][there] = predictor(seen, asked)
         for label, text in models.OURS.items():
             ours[label][there] = models.quantiles_of_gateway(seen, asked, text=text)
+        if checkpoint:
+            ours[models.WITH_SENTENCES][there] = models.quantiles_with_sentences(seen, asked, checkpoint, known)
         ours[UNCONDITIONAL][there] = np.quantile(seen.truth, LEVELS)
     asked_at_all = fold < parts
     part, ours = part.rows(asked_at_all), {label: way[asked_at_all] for label, way in ours.items()}
-    told = {label: way[asked_at_all] for label, way in told.items()} | {label: ours[label][:, 1] for label in models.OURS}
+    told = {label: way[asked_at_all] for label, way in told.items()} | {label: ours[label][:, 1] for label in own}
     found = {label: scores(part.truth, way, part.sources) for label, way in told.items()}
     left_out = "" if part.embedded is not None else " (MiniLM baselines left out)"
     print(table(f"{name}: {len(part.truth)} answers, {parts} of {FOLDS} parts by group{left_out}", found))
@@ -146,7 +165,8 @@ def _compare(
 ) -> None:
     without_text, with_text = models.OURS
     best = max(baselines, key=lambda label: found[label].tau)
-    for label, prefix in ((with_text, key), (without_text, f"{key}_no_text")):
+    prefixes = {with_text: key, without_text: f"{key}_no_text", models.WITH_SENTENCES: f"{key}_sentences"}
+    for label, prefix in [(label, prefix) for label, prefix in prefixes.items() if label in told]:
         figures[f"{prefix}_tau"] = found[label].tau
         figures[f"{prefix}_logmae"] = found[label].log_mae
         low, middle, high = gain(part.truth, told[label], told[best], part.groups)
@@ -159,7 +179,7 @@ def _spread(key: str, part: models.Part, ours: dict[str, np.ndarray], figures: F
     for label, way in ours.items():
         covered, loss = (part.truth[:, None] <= way).mean(axis=0), pinball(part.truth, way)
         line = f"{label:32s} q10 {covered[0]:.3f}, q90 {covered[2]:.3f} covered, pinball {loss:.4f}"
-        if label in models.OURS:
+        if label != UNCONDITIONAL:
             taus, errors = (interval(measure, part.truth, way[:, 1], part.groups) for measure in (tau, log_mae))
             line += f"; 90 % intervals: tau {taus[0]:.3f} .. {taus[1]:.3f}, log-MAE {errors[0]:.3f} .. {errors[1]:.3f}"
         print(line)
@@ -242,10 +262,10 @@ def _aims(figures: Figures) -> None:
         bound = key.endswith("_gain_low")  # over the best of all baselines, so only where they are all there
         if got is not None and (figures.get("minilm") or not bound):
             held = got >= aim if "tau" in key else got <= aim
-            print(f"{key:24s} {got:7.3f}  aim {aim:6.3f}  {'held' if held else 'missed'}")
+            print(f"{key:36s} {got:7.3f}  aim {aim:6.3f}  {'held' if held else 'missed'}")
     got = figures.get("coverage_q90")
     if got is not None:
-        print(f"{'coverage_q90':24s} {got:7.3f}  aim 0.88..0.92  {'held' if 0.88 <= got <= 0.92 else 'missed'} (worst window)")
+        print(f"{'coverage_q90':36s} {got:7.3f}  aim 0.88..0.92  {'held' if 0.88 <= got <= 0.92 else 'missed'} (worst window)")
 
 
 if __name__ == "__main__":

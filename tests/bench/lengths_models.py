@@ -5,6 +5,8 @@ Boosted baselines are LightGBM with Huber's loss, 15 leaves, 300 rounds.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import lightgbm
 import numpy as np
@@ -13,8 +15,11 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestNeighbors
 
-from gateway.tagger.tree_rows import TreeRow
-from gateway.tagger.trees import TreeOptions, train
+from gateway.tag_worker import Models
+from gateway.tagger import sentences
+from gateway.tagger.sentences import Known
+from gateway.tagger.tree_rows import TreeRow, with_spoken
+from gateway.tagger.trees import TreeOptions, grow, train
 from predictor.features import FEATURES
 from predictor.grams import Grams, grams_of, spoken_of
 from predictor.trees import NO_GRAMS, Trees
@@ -178,6 +183,24 @@ def quantiles_of_gateway(part: Part, asked: Part, *, text: bool, seed: int = 0) 
     return np.array([trees.quantiles(prompt.cues, _grams(prompt) if text else NO_GRAMS) for prompt in prompts])
 
 
+def quantiles_with_sentences(part: Part, asked: Part, checkpoint: Path, known: Known) -> np.ndarray:
+    """The same with text and a sentence encoder, by the tagger's process from the files that were written."""
+    table = part.table
+    rows = [
+        with_spoken(TreeRow(prompt.cues, max(1, round(tokens)), group=prompt.group), spoken_of(prompt.view))
+        for prompt, tokens in zip([table.prompts[number] for number in table.prompt], table.tokens, strict=True)
+    ]
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        grown = grow(rows, TreeOptions())
+        (folder / "trees.onnx").write_bytes(grown.data)
+        sentences.write(sentences.train(rows, grown, TreeOptions(), checkpoint, known, lambda words: None), checkpoint, folder)
+        served = Models(folder)
+    assert not served.problems, served.problems
+    prompts = [asked.table.prompts[number] for number in asked.table.prompt]
+    return np.array([served.encoder(prompt.view)["encoder"] for prompt in prompts])
+
+
 def _grams(prompt: Prompt) -> Grams:
     return grams_of(spoken_of(prompt.view))
 
@@ -200,3 +223,4 @@ WITH_EMBEDDING: dict[str, Predictor] = {
 WITH_BOTH: dict[str, Predictor] = {"MiniLM + lexical + history, boosted": minilm_lexical_history}
 # As `gateway tagger train-trees` makes them from a length log without text, and from one with it.
 OURS: dict[str, bool] = {"ours, from a log without text": False, "ours, from a log with text": True}
+WITH_SENTENCES = "ours, with text and a sentence encoder"
