@@ -18,6 +18,7 @@ TOKENIZER = "tokenizer.json"
 INPUTS = ("input_ids", "attention_mask")
 KINDS = "token_type_ids"  # always 0: it is made in the graph
 NORMS = ("LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization")
+PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}  # spares a warning to prepare what `_fused` has prepared
 VECTOR = "sentence"  # 1 x width, of length 1
 
 
@@ -73,8 +74,11 @@ def _pruned(model: onnx.ModelProto) -> onnx.ModelProto:
         inputs,
         [helper.make_tensor_value_info(VECTOR, TensorProto.FLOAT, None)],
         [*kept, *tensors, numpy_helper.from_array(np.array([1, -1], np.int64), "flat"), _least()],
+        value_info=[helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in (hidden, "mean", "mean_down")],
     )
-    return helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version, producer_name="leeway")
+    whole = helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version, producer_name="leeway")
+    helper.set_model_props(whole, PREPARED)
+    return whole
 
 
 def _hidden(graph: onnx.GraphProto) -> str:
