@@ -123,7 +123,7 @@ tagger-model:  ## the length encoder that comes with the gateway, from LEEWAY_DA
 	$(PYTHON) -m gateway tagger train $(LEEWAY_DATA) --out .tagger --epochs 3 --threads 1 $(if $(TEACHER),--teacher $(TEACHER)) $(TAGGER_ARGS)
 	$(PYTHON) -m gateway tagger export .tagger --out predictor/tagger_models
 
-eval-length: $(READY)  ## how well lengths are foretold, beside every baseline (LEEWAY_DATA; 30 minutes; EVAL_ARGS=--quick: 2)
+eval-length: $(READY)  ## how well lengths are foretold, beside every baseline (LEEWAY_DATA; 40 minutes; EVAL_ARGS=--quick: 2)
 	$(BIN)/pip install --quiet -r requirements/eval.txt
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -m tests.bench.lengths $(EVAL_ARGS)
 

@@ -169,6 +169,7 @@ def test_rows_with_text_have_its_grams_whether_logged_or_in_another_file(tmp_pat
     assert lost == 2
     assert [row.output_tokens for row in rows] == [12, 7, 2]
     assert rows[0].grams == rows[1].grams == grams_of(Spoken(**spoken)) == grams_of(spoken_of(view_of({"messages": turns})))
+    assert rows[0].text == rows[1].text == turns[0]["content"]
     assert rows[1].cues == cues(view_of({"messages": turns}))
     assert rows[1].truncated
 
