@@ -74,9 +74,10 @@ def test_tests_neither_sleep_nor_skip() -> None:
 
 # Run inside vLLM's process, or need what the extras `train` and `otlp` bring; tests/engine and the evaluations import them.
 IN_ENGINE = {"gateway/spans.py", *(f"backends/{name}.py" for name in ("vllm_cascade", "vllm_kv", "vllm_scheduler"))}
-IN_TORCH = {
-    f"gateway/tagger/{name}.py" for name in ("export", "network", "run", "teacher", "training", "tree_columns", "trees")
-}
+TRAINING = (
+    "export", "network", "run", "sentence_fit", "sentence_writer", "sentences", "teacher", "training", "tree_columns", "trees",
+)  # fmt: skip
+IN_TORCH = {f"gateway/tagger/{name}.py" for name in TRAINING}
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in PACKAGES
