@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import orjson
 
 Kind = Literal["unknown", "generate", "pooling"]
+CANNOT = (501, 505)  # about the request: the server works, but has no such route or makes no tokens, or speaks no such HTTP
 
 
 @dataclass(frozen=True, slots=True)

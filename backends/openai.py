@@ -1,9 +1,8 @@
 """Any server with the OpenAI face: the least that an engine must offer, and the base of the other adapters. Shell."""
 
-from backends.base import ControlHttp, EngineReport, Identity, Kind, ProbeFailedError, Reply
+from backends.base import CANNOT, ControlHttp, EngineReport, Identity, Kind, ProbeFailedError, Reply
 
 GATEWAY = "leeway"
-CANNOT = (501, 505)  # it works, but makes no tokens, or not for this route
 
 
 def ok(reply: Reply, what: str) -> Reply:

@@ -67,17 +67,26 @@ def same(replica: Replica, mirror: Mirror) -> str:
     return sha256("\n".join(told).encode()).hexdigest()[:32]
 
 
+class Heard:
+    """What one engine has said of itself, report by report."""
+
+    __slots__ = ("last", "missed", "slots", "surplus", "there")
+
+    def __init__(self) -> None:
+        self.last = NOT_REPORTED
+        self.missed = 0  # reports in a row that did not tell its requests
+        self.surplus: deque[int] = deque(maxlen=SURPLUS_REPORTS)  # by how many more it told than are ours
+        self.slots = Slots()
+        self.there: set[str] | None = None  # our requests at the last report
+
+
 class Engines:
     """Gives replicas their mirrors, and keeps those true to what becomes known. `problems` tell of profiles that can't
     be used."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, EngineReport] = {}
+        self._heard: dict[str, Heard] = {}
         self._known_by: dict[str, tuple[BackendSpec, Sizes, int]] = {}  # what mirrors were made from
-        self._surplus: dict[str, deque[int]] = {}
-        self._slots: dict[str, Slots] = {}
-        self._there: dict[str, set[str]] = {}  # the requests at the last report
-        self._missed: dict[str, int] = {}  # reports in a row that did not come
         self.problems: list[str] = []
         self.fresh: list[Mirror] = []  # without lessons enough of their own
         self._common: dict[StepProfile, Pace] = {}
@@ -162,38 +171,33 @@ class Engines:
 
     def reported(self, replica: Replica, report: EngineReport, now_s: float) -> None:
         """What the engine says of itself."""
-        known = self._reports.get(replica.name, NOT_REPORTED)
-        self._reports[replica.name] = report
-        mirror = replica.mirror
+        heard, mirror = self._heard_of(replica.name), replica.mirror
+        known, heard.last = heard.last, report
         if mirror is None:
             return
         step_tokens = mirror.budget.tokens
         found = mirror.budget.report(report.steps, now_s) != step_tokens
         if report.waiting >= 0:
-            found = self._slots_found(replica.name, mirror, report) or found
+            found = _slots_found(heard, mirror, report) or found
         if found or (known.kv_blocks, known.block_size) != (report.kv_blocks, report.block_size):
             mirror.retune(*self._believed(replica))
         if report.requests >= 0:
             # A report is a moment old: what ended or came meanwhile is nobody else's traffic. That lasts.
-            self._missed.pop(replica.name, None)
-            recent = self._surplus.setdefault(replica.name, deque(maxlen=SURPLUS_REPORTS))
-            recent.append(report.requests - max(len(mirror), replica.in_flight))
-            others = min(recent) if len(recent) == SURPLUS_REPORTS else 0
+            heard.missed = 0
+            heard.surplus.append(report.requests - max(len(mirror), replica.in_flight))
+            others = min(heard.surplus) if len(heard.surplus) == SURPLUS_REPORTS else 0
             mirror.reported(len(mirror) + max(0, others), max(0.0, report.kv_usage))
 
     def unreported(self, replica: Replica) -> None:
         """It did not say how many requests it has. Where that lasts, nobody would ever tell that the others' are over."""
-        missed = self._missed[replica.name] = self._missed.get(replica.name, 0) + 1
-        if missed >= SURPLUS_REPORTS and replica.mirror is not None:
-            self._surplus.pop(replica.name, None)
+        heard = self._heard_of(replica.name)
+        heard.missed += 1
+        if heard.missed >= SURPLUS_REPORTS and replica.mirror is not None:
+            heard.surplus.clear()
             replica.mirror.reported(0, 0.0)
 
-    def _slots_found(self, name: str, mirror: Mirror, report: EngineReport) -> bool:
-        """Whether its number of slots is believed to be another than before."""
-        slots, there = self._slots.setdefault(name, Slots()), {seat.id for seat in mirror.seats}
-        before, ends = slots.limit, len(self._there.get(name, there) - there)
-        self._there[name] = there
-        return slots.report(report.requests - report.waiting, report.waiting, report.kv_usage, ends) != before
+    def _heard_of(self, name: str) -> Heard:
+        return self._heard.setdefault(name, Heard())
 
     def take_problems(self) -> list[str]:
         """What went wrong since the last call."""
@@ -202,21 +206,25 @@ class Engines:
 
     def forget(self, name: str) -> None:
         """The backend is gone."""
-        self._reports.pop(name, None)
+        self._heard.pop(name, None)
         self._known_by.pop(name, None)
-        self._surplus.pop(name, None)
-        self._slots.pop(name, None)
-        self._there.pop(name, None)
-        self._missed.pop(name, None)
         self._known.pop(name, None)
         self._earlier.pop(name, None)
 
     def _believed(self, replica: Replica) -> tuple[StepProfile, EngineLimits]:
-        spec, report = replica.spec, self._reports.get(replica.name, NOT_REPORTED)
+        spec, heard = replica.spec, self._heard_of(replica.name)
         try:
             found = replica.mirror.budget.tokens if replica.mirror is not None else 0
-            slots = self._slots[replica.name].limit if replica.name in self._slots else 0
-            return believed(spec, report, replica.identity.max_model_len, found, replica.identity.sizes, slots)
+            identity = replica.identity
+            return believed(spec, heard.last, identity.max_model_len, found, identity.sizes, heard.slots.limit)
         except (ProfileError, ValueError) as error:
             self.problems.append(f"{spec.name}: {error}")
             return GUESSED_STEPS, GUESSED_LIMITS
+
+
+def _slots_found(heard: Heard, mirror: Mirror, report: EngineReport) -> bool:
+    """Whether its number of slots is believed to be another than before."""
+    there = {seat.id for seat in mirror.seats}
+    before, ends = heard.slots.limit, 0 if heard.there is None else len(heard.there - there)
+    heard.there = there
+    return heard.slots.report(report.requests - report.waiting, report.waiting, report.kv_usage, ends) != before

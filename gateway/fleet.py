@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.base import Identity, Kind
+from backends.base import CANNOT, Identity, Kind
 from gateway.config import BackendSpec, Health
 from gateway.fitting import uneven
 from gateway.replica import MOVES, REPEATS, Replica, State
@@ -22,7 +22,6 @@ Failure = Literal["connect", "timeout", "reset", "status"]
 NEVER = float("inf")
 ROUTES_CACHED = 4096
 TRANSITIONS_KEPT = 256
-CANNOT = (501, 505)  # about the request: the server has no such route, or speaks no such HTTP
 SILENT = -1.0  # no byte since it was found wedged
 
 

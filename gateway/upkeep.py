@@ -17,7 +17,7 @@ from gateway.endless import endless
 from gateway.kvfeeds import KvFeeds
 from gateway.recalls import Recalls
 from gateway.relay.pool import any_address
-from gateway.replica import Replica
+from gateway.replica import NEVER, Replica
 from gateway.server import DataPlane
 
 IDENTIFY_EVERY = 10
@@ -41,7 +41,6 @@ class Upkeep:
         self._each_round: Callable[[float], None] | None = None
         self._recalls = Recalls(plane, self._recall)
         plane.recall = self._recalls.unwanted
-        self._wedged_s: dict[str, float] = {}  # by backend: since when a token is asked for
         self._unlisted: dict[str, tuple[str, ...]] = {}  # by backend: models that it is to serve and does not list
 
     def start(self) -> None:
@@ -72,7 +71,6 @@ class Upkeep:
         """Stop probing it."""
         self.feeds.unwatch(name)
         self._unlisted.pop(name, None)
-        self._wedged_s.pop(name, None)
         task = self._watchers.pop(name, None)
         if task is not None:
             task.cancel()
@@ -120,6 +118,7 @@ class Upkeep:
     async def _watch(self, name: str) -> None:
         rounds = 0
         reported_s = followed_s = float("-inf")
+        asked_s = NEVER  # since when a token is asked for
         adapter: Adapter | None = None
         while True:
             replica = self._plane.fleet.get(name)
@@ -133,7 +132,7 @@ class Upkeep:
                 followed_s = self._plane.now()
                 await self._plane.pools.of(name).follow(health.timeout_s)
             if not replica.wedged:
-                self._wedged_s.pop(name, None)
+                asked_s = NEVER
             http = self.control(replica.spec, health.timeout_s)
             try:
                 if adapter is None or rounds % IDENTIFY_EVERY == 0:
@@ -146,7 +145,8 @@ class Upkeep:
                     await adapter.check(http)
                     identity = replica.identity
                 if replica.wedged and not self._plane.fleet.spoke(replica):
-                    await self._try_revival(replica, adapter)
+                    asked_s = min(asked_s, self._plane.now())
+                    await self._try_revival(replica, adapter, self._plane.now() - asked_s)
                 elif self._plane.fleet.doubted(replica):
                     await self._settle_doubt(replica, adapter)
                 self._plane.fleet.probed(replica, identity, self._plane.now())
@@ -185,11 +185,9 @@ class Upkeep:
                 self._plane.logs.event("warning", "models not listed", name=replica.name, models=unlisted, listed=listed[:20])
         return dataclasses.replace(found, models=declared)
 
-    async def _try_revival(self, replica: Replica, adapter: Adapter) -> None:
+    async def _try_revival(self, replica: Replica, adapter: Adapter, silent_s: float) -> None:
         """Health is fine but requests got nothing: only a token proves that it works again. It is waited for the longer the
         longer none came, since some engines need seconds for one."""
-        now_s = self._plane.now()
-        silent_s = now_s - self._wedged_s.setdefault(replica.name, now_s)
         if await self._generates(replica, adapter, min(TOKEN_MAX_S, TOKEN_SHARE * silent_s)):
             self._plane.fleet.revived(replica, self._plane.now())
 
