@@ -43,6 +43,10 @@ class Marks:
     first_hint: int = len(SPECIAL)
     models: Mapping[int, int] = field(default_factory=dict)
 
+    def known(self, model: str) -> str:
+        """The model, or "" if this vocabulary has no sign for it."""
+        return model if model_key(model) in self.models else ""
+
 
 MARKS = Marks()
 

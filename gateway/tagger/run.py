@@ -18,7 +18,6 @@ from gateway.tagger.records import Row, Wanted, read
 from gateway.tagger.scoring import Trained, scored
 from gateway.tagger.targets import Example
 from gateway.tagger.training import Item, Plan, Progressed, Training, predict
-from predictor.model_names import model_key
 from predictor.tagger_text import EncoderText, Marks
 
 ANSWERS_MAX = 8  # of a prompt, in training
@@ -145,7 +144,7 @@ def assess(
     """Scores of rows that were kept apart. Where the encoder knows a row's model, its offset is no more added."""
 
     def asked(row: Row) -> tuple[str, str]:
-        return row.pid, row.model if model_key(row.model) in marks.models else ""
+        return row.pid, marks.known(row.model)
 
     prompts = {asked(row): row for row in rows}
     order = [Example(row.pid, row.source, row.group, row.text, "", (), (), model) for (_, model), row in prompts.items()]
@@ -154,7 +153,7 @@ def assess(
         order = [replace(example, text=first) for example, first in zip(order, firsts, strict=True)]
     items = [Item(read_text(example.text, example.model), example, 0) for example in order]
     found = dict(zip(prompts, predict(encoder, items, marks.pad), strict=True))
-    unread = {model: offset for model, offset in known.items() if model_key(model) not in marks.models}
+    unread = {model: offset for model, offset in known.items() if not marks.known(model)}
     return scored(rows, lambda row: found[asked(row)], unread, seed)
 
 

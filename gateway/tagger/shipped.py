@@ -9,7 +9,6 @@ from typing import Any
 from gateway.tag_sentences import READS, SENTENCES
 from gateway.tagger import vocabulary
 from gateway.tagger.records import Row
-from predictor.model_names import model_key
 from predictor.prompts import view_of
 from predictor.tagger_text import TOKENS_MAX, EncoderText, encoder_text, models_of
 
@@ -44,9 +43,8 @@ class Shipped:
         if self._session.get_modelmeta().custom_metadata_map.get(READS) == SENTENCES:
             raise ValueError(f"{folder / MODEL} is a sentence encoder beside trees; only the serving process asks it")
         self._tokenizer = vocabulary.load(folder / TOKENIZER)
-        self._read, marks = vocabulary.reader(self._tokenizer)
+        self._read, self._marks = vocabulary.reader(self._tokenizer)
         self._models = models_of(self._tokenizer.get_vocab())
-        self._keys = marks.models
 
     def of_text(self, text: EncoderText, model: str = "") -> tuple[float, float, float]:
         """Log-token quantiles."""
@@ -61,14 +59,14 @@ class Shipped:
         """Each row's, reckoned once for rows that are read alike."""
         known: dict[tuple[str, str], tuple[float, float, float]] = {}
 
-        def found(row: Row) -> tuple[float, float, float]:
-            return known[row.pid, row.model if model_key(row.model) in self._keys else ""]
+        def asked(row: Row) -> tuple[str, str]:
+            return row.pid, self._marks.known(row.model)
 
         for row in rows:
-            model = row.model if model_key(row.model) in self._keys else ""
-            if (row.pid, model) not in known:
-                known[row.pid, model] = self.of_text(row.text, model)
-        return found
+            pid, model = asked(row)
+            if (pid, model) not in known:
+                known[pid, model] = self.of_text(row.text, model)
+        return lambda row: known[asked(row)]
 
     def facts(self) -> Facts:
         """Sizes, names and time."""
